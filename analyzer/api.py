@@ -53,6 +53,8 @@ class Launch:
     arguments: Arguments
     environ: Mapping[str, str]
     folder: Path
+    command: tuple[str, ...]
+    """The words of the launch."""
 
 
 def analyze(
@@ -73,11 +75,7 @@ def analyze(
     The process is left unchanged, and nothing is printed. Sizes in the report are in bytes. Raises
     `analyzer.errors.AnalyzerError` for input that is invalid or not supported.
     """
-    launch = read_launch(
-        _words_of_training(argv, gpu),
-        environ=dict(os.environ if environ is None else environ),
-        folder=Path.cwd() if folder is None else Path(folder),
-    )
+    launch = _read_training(argv, gpu=gpu, environ=environ, folder=folder)
     _refuse_command_line(launch.options)
     return report_of(launch)
 
@@ -112,7 +110,7 @@ def analyze_inference(
     launch = _read_inference(argv, options, gpu=gpu, environ=environ, folder=folder)
     if launch.options.offload is not None:
         raise InputError("--info-offload", "has a report of its own", "call analyze_offload, or leave it out")
-    return inference_report(launch.job, launch.time, note=launch.note)
+    return inference_report(launch.job, launch.time, note=launch.note, command=launch.command)
 
 
 def analyze_offload(
@@ -214,9 +212,8 @@ def _read(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, defa
         if getattr(options, field) is not None and options.record is None:
             raise InputError(f"--info-{field}", "is only used with --info-record", "add --info-record FILE, or leave it out")
     if options.calibrate_disk is not None and options.calibrate is None:
-        raise InputError(
-            "--info-calibrate-disk", "is only used with --info-calibrate", "add --info-calibrate FILE, or leave it out"
-        )
+        remedy = "add --info-calibrate FILE, or leave it out"
+        raise InputError("--info-calibrate-disk", "is only used with --info-calibrate", remedy)
     gpu, notes = hardware(options.gpu or default_gpu, options.gpu_memory)
     if options.margin is not None and gpu.capacity_bytes is not None:
         gpu = replace(gpu, margin_bytes=options.margin.of(gpu.capacity_bytes))
@@ -231,6 +228,7 @@ def _read(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, defa
         arguments=arguments,
         environ=environ,
         folder=folder,
+        command=tuple(argv),
     )
 
 
@@ -238,7 +236,8 @@ def report_of(launch: Launch) -> Report:
     """The report of a launch that was read, with its time and advice, computed by formula. Raises AnalyzerError."""
     from analyzer.predict import predict
 
-    return with_advice(with_time(predict(launch.job, note=launch.note), launch), launch)
+    report = replace(predict(launch.job, note=launch.note), command=launch.command)
+    return with_advice(with_time(report, launch), launch)
 
 
 def with_time(report: Report, launch: Launch) -> Report:
@@ -317,11 +316,7 @@ def search(
     from analyzer.layout_search.executors import workers as workers_of
     from analyzer.layout_search.search import search_space
 
-    launch = read_launch(
-        _words_of_training(argv, gpu),
-        environ=dict(os.environ if environ is None else environ),
-        folder=Path.cwd() if folder is None else Path(folder),
-    )
+    launch = _read_training(argv, gpu=gpu, environ=environ, folder=folder)
     space = space_of(problem_of(launch), over=over, keep=keep)
     with workers_of(None if workers is None else str(workers)) as found:
         return search_space(space, found, progress=progress)
@@ -350,9 +345,8 @@ def _words(argv: str | Sequence[Word], gpu: str | None) -> list[str]:
     try:
         words = shlex.split(argv) if isinstance(argv, str) else [_word(item) for item in _items(argv)]
     except ValueError as error:
-        raise InputError(
-            "argv", f"cannot be split into words: {str(error).lower()}", "close the quotation, or give a list"
-        ) from None
+        fault = f"cannot be split into words: {str(error).lower()}"
+        raise InputError("argv", fault, "close the quotation, or give a list") from None
     for option in ("--help", "-h", *(["--version"] if words[:1] == ["--version"] else [])):
         if option in words:
             raise InputError(option, "belongs to the command line", "leave it out, or run get-training-info with it")
@@ -377,14 +371,20 @@ def _word(item: Word) -> str:
     raise InputError("argv", fault, "give texts, numbers and paths; an option without a value is one text")
 
 
-def _words_of_training(argv: str | Sequence[Word], gpu: str | None) -> list[str]:
-    """The words of a launch. Raises InputError if they ask for inference."""
+def _read_training(
+    argv: str | Sequence[Word], *, gpu: str | None, environ: Mapping[str, str] | None, folder: str | os.PathLike[str] | None
+) -> Launch:
+    """Reads the words of a launch. Raises InputError if they ask for inference."""
     from analyzer.launch.inference.options import INFERENCE, asks_for_inference, script_of
 
     words = _words(argv, gpu)
     if asks_for_inference(words):
         raise InputError(script_of(words) or INFERENCE, "asks for inference", "call analyze_inference or analyze_offload")
-    return words
+    return read_launch(
+        words,
+        environ=dict(os.environ if environ is None else environ),
+        folder=Path.cwd() if folder is None else Path(folder),
+    )
 
 
 def _time_inputs(

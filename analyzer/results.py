@@ -6,14 +6,19 @@ All sizes are in bytes and all ranks are global. `docs/json.md` describes the fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Final, Literal
 
 from analyzer.layout.groups import RankRanges
 from analyzer.layout.stages import Chunk
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
+
+FLOPS_DEFINITION: Final = (
+    "Model FLOPs are those of Megatron's num_floating_point_operations. Utilization is of the dense 16-bit peak of the GPU; of the "
+    "hardware, with the operations of recomputed GEMMs and attention."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +68,10 @@ class RankMemory:
     device_bytes: int
     device_range_bytes: tuple[int, int]
     """Lower and upper bound of device_bytes."""
-    graph_pool_bytes: int = 0
-    """Memory pool of CUDA graphs: part of reserved memory, and of allocated memory only during the capture."""
     released_bytes: int = 0
     """Reserved bytes that PyTorch returns to CUDA, because they would exceed the capacity of the GPU."""
+    graph_pool_bytes: int = 0
+    """Memory pool of CUDA graphs: part of reserved memory, and of allocated memory only during the capture."""
     unsplit_bytes: int = 0
     """Part of runtime_bytes: bytes of allocator blocks beyond the sizes of their tensors."""
     unsplit_at_first_peak_bytes: int = 0
@@ -115,7 +120,7 @@ class CommunicationRow:
     """0 for calls that are made once per iteration."""
     calls_per_iteration: int
     bytes_per_iteration: int
-    peer: str = ""
+    peer: str | None = None
     """For point-to-point: 'next' or 'previous' pipeline rank."""
     batched: bool = False
     """For point-to-point: issued together with others by `batch_isend_irecv`."""
@@ -215,16 +220,17 @@ class TimeEstimate:
     """Of the dense 16-bit peak of the GPU."""
     hardware_flops_utilization: float
     """The same with recomputed operations, of the operations that the kernels execute."""
-    parts_seconds: dict[str, float]
-    """Parts of an iteration on the ranks of `pipeline_rank`, which finish last. They add up to its time."""
-    pipeline_rank: int
+    flops_definition: str = FLOPS_DEFINITION
     peak_flops: float
     """Dense 16-bit operations per second of the GPU."""
+    pipeline_rank: int
+    parts_seconds: dict[str, float]
+    """Parts of an iteration on the ranks of `pipeline_rank`, which finish last. They add up to its time."""
+    bottleneck: str
+    """The largest part, and what makes it smaller."""
     training: TrainingTime | None
     calibration: str
     """Where the efficiencies are from."""
-    bottleneck: str
-    """The largest part, and what makes it smaller."""
     not_counted: tuple[str, ...] = ()
     timelines: tuple[StageTimeline, ...] = ()
 
@@ -272,3 +278,5 @@ class Report:
     """The timeline of each rank class, in the same order; empty unless a step was run."""
     time: TimeEstimate | None = None
     """None if the speeds of the GPU are not known."""
+    command: tuple[str, ...] = field(default=(), compare=False)
+    """The words of the launch that was analyzed; empty if the job was not read from words. Equal results may differ in it."""

@@ -136,6 +136,13 @@ def test_packages_import_only_from_lower_layers(path: Path) -> None:
     assert not upward
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "analyzer" / "report" / "json").glob("*.py")), ids=dotted)
+def test_the_json_report_imports_no_other_report(path: Path) -> None:
+    """Not even for type checking: records that several reports show belong to the package that computes them."""
+    names = {node.module or "" for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)}
+    assert not {name for name in names if name.startswith(("analyzer.report.console", "analyzer.report.html"))}
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "analyzer" / "launch").rglob("*.py")), ids=dotted)
 def test_the_launch_package_imports_only_specs(path: Path) -> None:
     assert of_analyzer(imports(path)) <= LAUNCH_IMPORTS

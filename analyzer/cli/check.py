@@ -12,7 +12,8 @@ from analyzer.errors import CHECK_FAILED, FITS, InputError
 from analyzer.files import refuse_special_file
 from analyzer.launch.parse import words_of_launch
 from analyzer.predict import predict
-from analyzer.report.console.comparison_section import print_comparison, write_comparison
+from analyzer.report.console.comparison_section import print_comparison
+from analyzer.report.json.check import write_comparison
 from analyzer.report.json.document import encodable, write_text
 from analyzer.time.predicted_kernels import predicted_kernels
 from analyzer.trace.check import as_recorded, check
@@ -48,11 +49,11 @@ def check_trace(path: str, argv: Sequence[str], *, environ: Mapping[str, str], f
     found = check(report, trace, tolerance=options.tolerance, kernels=partial(predicted_kernels, report.job))
     with standard_output() as stream:
         if options.json == "-":
-            stream.write(encodable(write_comparison(found, trace.header), stream.encoding))
+            stream.write(encodable(write_comparison(found, trace.header, launch.command), stream.encoding))
         else:
             print_comparison(found, trace.header, stream=stream)
     if options.json not in (None, "-"):
-        write_text(write_comparison(found, trace.header), str(options.json))
+        write_text(write_comparison(found, trace.header, launch.command), str(options.json))
     return CHECK_FAILED if found.failures else FITS
 
 

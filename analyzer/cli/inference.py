@@ -21,7 +21,7 @@ def analyze_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder
     launch = read_inference(argv, environ=environ, folder=folder)
     if launch.options.offload is not None:
         return _analyze_offload(launch, launch.options.offload)
-    report = inference_report(launch.job, launch.time, note=launch.note)
+    report = inference_report(launch.job, launch.time, note=launch.note, command=launch.command)
     printed = False
     if launch.options.json is not None:
         from analyzer.report.json.inference import inference_json

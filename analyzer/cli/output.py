@@ -121,7 +121,7 @@ def _comparisons(compared: Sequence[Compared]) -> dict[str, Any]:
     """The fields that `--info-engine both` adds to the JSON report."""
     if not compared:
         return {}
-    from analyzer.report.console.comparison_section import comparison_json
+    from analyzer.report.json.check import comparison_json
 
     return {"comparisons": [comparison_json(each.comparison, each.header) for each in compared]}
 
@@ -139,6 +139,6 @@ def _against(against: Sequence[Against]) -> dict[str, Any]:
     """The field that `--info-against` adds to the JSON report."""
     if not against:
         return {}
-    from analyzer.report.against import against_json
+    from analyzer.report.json.against import against_json
 
     return {"against": against_json(against[0])}

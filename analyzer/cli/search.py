@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from analyzer.layout_search.dimensions import Space
     from analyzer.layout_search.executors import Workers
     from analyzer.layout_search.problem import Problem
-    from analyzer.layout_search.related import Limit
+    from analyzer.layout_search.related import Limit, Question
     from analyzer.layout_search.result import SearchResult
     from analyzer.layout_search.search import Progress
-    from analyzer.report.console.search_section import Question
     from analyzer.results import Report, TrainingTime
 
 SMALL: Final = 20_000
@@ -50,14 +49,14 @@ def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
             if getattr(options, field):
                 option = f"--info-{field}".replace("_", "-")
                 raise InputError(option, "is about one search, and several are asked for", "name one GPU and one number of GPUs")
-        return _several(launches, options)
+        return _several(argv, launches, options)
     _check_files(options)
     if options.search_max is not None and not options.search:
         values = (options.search_over, options.keep, options.search_csv, options.workers, options.html)
         for option, value in zip((*OF_SEARCH, "--info-html"), values, strict=True):
             if value:
                 raise InputError(option, "is only used with --info-search", "add --info-search, or leave it out")
-        return _only_limit(launches[0], options)
+        return _only_limit(argv, launches[0], options)
     return _one(argv, launches[0], options)
 
 
@@ -82,26 +81,26 @@ def _check_files(options: InfoOptions) -> None:
 
 
 def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
-    from analyzer.layout_search.command_line import command_line
-    from analyzer.report.console.search_section import COMMANDS
+    from analyzer.layout_search.command_line import COMMANDS, command_line
 
     problem = problem_of(launch)
     space = _space(problem, options)
     with _workers(options, space) as workers, _progress() as show:
         result = _searched(space, workers, show)
-    report = report_of(launch)
-    commands = [command_line(argv, launch.arguments, each.options) for each in result.best[:COMMANDS]]
+    report = replace(report_of(launch), command=tuple(argv))
+    commands = tuple(command_line(argv, launch.arguments, each.options) for each in result.best[:COMMANDS])
+    result = replace(result, commands=commands)
     limit = None if options.search_max is None else _largest(problem, options)
     if options.html is not None:
         from analyzer.cli.html import write_html
         from analyzer.report.json.search import search_json
 
-        write_html(report, launch, options.html, argv=argv, more={"search": search_json(result, commands)})
-    _write(report, result, commands, options, limit)
+        write_html(report, launch, options.html, argv=argv, more={"search": search_json(result)})
+    _write(report, result, options, limit)
     return _status([result])
 
 
-def _write(report: Report, result: SearchResult, commands: Sequence[str], options: InfoOptions, limit: Limit | None) -> None:
+def _write(report: Report, result: SearchResult, options: InfoOptions, limit: Limit | None) -> None:
     from analyzer.report.console.report import print_report
     from analyzer.report.console.search_section import print_limit, print_search
     from analyzer.report.json.document import to_json, write_text
@@ -111,21 +110,21 @@ def _write(report: Report, result: SearchResult, commands: Sequence[str], option
         write_text(as_csv(result), options.search_csv, option="--info-search-csv")
     if options.json is not None:
         largest = {} if limit is None else {"largest": limit_json(limit)}
-        if write_json({**to_json(report), "search": search_json(result, commands), **largest}, options.json):
+        if write_json({**to_json(report), "search": search_json(result), **largest}, options.json):
             return
     with standard_output() as stream:
         if options.detail:
             print_report(report, detail=options.detail, stream=stream)
-        print_search(result, report, commands, stream=stream)
+        print_search(result, report, stream=stream)
         if limit is not None:
             print_limit(limit, report.verdict.capacity_bytes or 0, stream=stream)
 
 
-def _several(launches: Sequence[Launch], options: InfoOptions) -> int:
+def _several(argv: Sequence[str], launches: Sequence[Launch], options: InfoOptions) -> int:
     """One search for each GPU and number of GPUs."""
-    from analyzer.layout_search.related import with_world
-    from analyzer.report.console.search_section import Question, print_questions
-    from analyzer.report.json.document import SCHEMA
+    from analyzer.layout_search.related import Question, with_world
+    from analyzer.report.console.search_section import print_questions
+    from analyzer.report.json.document import head
     from analyzer.report.json.search import questions_json
 
     questions: list[Question] = []
@@ -140,7 +139,7 @@ def _several(launches: Sequence[Launch], options: InfoOptions) -> int:
             questions.append(Question(name, problem.world.size, result, _training(launch, space, result)))
             if not result.complete:
                 break
-    document = {"schema": SCHEMA, "searches": questions_json(questions)}
+    document = {**head(argv), "searches": questions_json(questions)}
     if options.json is None or not write_json(document, options.json):
         with standard_output() as stream:
             print_questions(questions, stream=stream)
@@ -184,15 +183,15 @@ def _searched(space: Space, workers: Workers, show: Callable[[Progress], None] |
     return search_space(space, workers, progress=show)
 
 
-def _only_limit(launch: Launch, options: InfoOptions) -> int:
+def _only_limit(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
     """Prints the answer to `--info-search-max`. Returns the exit status: 1 if no value fits."""
     from analyzer.report.console.search_section import print_limit
-    from analyzer.report.json.document import SCHEMA
+    from analyzer.report.json.document import head
     from analyzer.report.json.search import limit_json
 
     problem = problem_of(launch)
     limit = _largest(problem, options)
-    if options.json is None or not write_json({"schema": SCHEMA, "largest": limit_json(limit)}, options.json):
+    if options.json is None or not write_json({**head(argv), "largest": limit_json(limit)}, options.json):
         with standard_output() as stream:
             print_limit(limit, problem.capacity, stream=stream)
     return DOES_NOT_FIT if limit.value is None else FITS

@@ -61,7 +61,7 @@ def _row(job: TrainingJob, stage: StageModel, call: Call) -> CommunicationRow:
         calls_per_microbatch=call.per_microbatch,
         calls_per_iteration=calls,
         bytes_per_iteration=calls * message_bytes,
-        peer=call.peer,
+        peer=call.peer or None,
         batched=call.batched,
     )
 

@@ -29,8 +29,13 @@ KERNEL_GAP: Final = 2e-6
 """Seconds between two kernels of a generation: assumed to be shorter than in a training, whose large kernels take longer to end."""
 
 
-def inference_report(job: InferenceJob, inputs: TimeInputs | None, *, note: str = "") -> InferenceReport:
-    """The report of a job; `note` is about the GPU. `inputs`: those of the time model, None if the speeds are not known."""
+def inference_report(
+    job: InferenceJob, inputs: TimeInputs | None, *, note: str = "", command: tuple[str, ...] = ()
+) -> InferenceReport:
+    """The report of a job; `note` is about the GPU. `inputs`: those of the time model, None if the speeds are not known.
+
+    `command`: the words of the launch.
+    """
     stages, unknown = stage_memories(job), job.unknown
     if job.assumed_vocabulary is not None:
         from analyzer.inference.vocabulary_range import widen  # imported for such launches only
@@ -52,6 +57,7 @@ def inference_report(job: InferenceJob, inputs: TimeInputs | None, *, note: str 
         warnings=job.warnings,
         unknown=unknown,
         time=None if inputs is None else inference_time(job, inputs, limits),
+        command=command,
     )
 
 

@@ -69,6 +69,8 @@ class InferenceLaunch:
     """None if the speeds of the GPU are not known."""
     folder: Path
     """Where files are that options name."""
+    command: tuple[str, ...]
+    """The words of the launch."""
 
 
 def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> InferenceLaunch:
@@ -108,6 +110,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         note=" ".join(notes),
         time=time_inputs(options, arguments, gpu=gpu.name, folder=folder) if known else None,
         folder=folder,
+        command=tuple(argv),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from analyzer.layout.groups import RankRanges
 from analyzer.results import MemoryPart, Verdict
@@ -40,6 +40,11 @@ class StageMemory:
     def weights_bytes(self) -> int:
         """Bytes of all weights."""
         return sum(self.weights_by_type.values())
+
+    @property
+    def runtime_bytes(self) -> int:
+        """Bytes of all workspaces."""
+        return sum(part.bytes for part in self.workspaces)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +124,8 @@ class InferenceReport:
     unknown: tuple[str, ...] = ()
     time: InferenceTime | None = None
     """None if the speeds of the GPU are not known."""
+    command: tuple[str, ...] = field(default=(), compare=False)
+    """The words of the launch that was analyzed; empty if the job was not read from words. Equal results may differ in it."""
 
     @property
     def highest(self) -> StageMemory:

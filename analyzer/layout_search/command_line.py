@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
 ENTRY: Final = "pretrain_gpt.py"
+COMMANDS: Final = 3
+"""Layouts of a search whose command lines are printed."""
 
 
 def command_line(argv: Sequence[str], arguments: Arguments, options: Mapping[str, object]) -> str:

@@ -11,10 +11,11 @@ from analyzer.errors import AnalyzerError, InputError
 from analyzer.launch.launchers.world import World
 from analyzer.layout_search.dimensions import space_of
 from analyzer.layout_search.problem import Problem
+from analyzer.layout_search.result import SearchResult
 from analyzer.layout_search.split_jobs import job_of_split
 from analyzer.memory.ranks import rank_classes_unlimited
 from analyzer.memory.verdict import highest, is_tight
-from analyzer.results import RankMemory
+from analyzer.results import RankMemory, TrainingTime
 from analyzer.specs import TrainingJob
 
 Largest = Literal["micro-batch-size", "seq-length"]
@@ -36,6 +37,16 @@ class Limit(NamedTuple):
     next_bytes: int | None
     step: int = 1
     """Values that were tried are multiples of this."""
+
+
+class Question(NamedTuple):
+    """The answer to a search for one GPU and one number of GPUs."""
+
+    gpu: str
+    gpus: int
+    result: SearchResult
+    training: TrainingTime | None
+    """The whole training with the fastest layout; None if its length is not known."""
 
 
 def with_world(problem: Problem, size: int) -> Problem:

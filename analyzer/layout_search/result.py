@@ -48,6 +48,8 @@ class SearchResult:
     """If the launch does not fit, the fastest layout that fits among those that change the fewest dimensions."""
     error: float = 0.0
     """Share of the time by which layouts must differ so that one is called faster (`ERROR_OF_ORDER`)."""
+    commands: tuple[str, ...] = ()
+    """Command lines of the first layouts; empty if they were not asked for."""
     ended: str = ""
     """Why the search ended before it was complete: `INTERRUPTED`, or what happened to its workers. Empty if it was not."""
 

@@ -16,7 +16,7 @@ from analyzer.results import Report
 OPTION: Final = "--info-against"
 REMEDY: Final = "give a report that --info-json wrote"
 
-Value = int | float | str | None
+Value = bool | int | float | str | None
 Figures = dict[str, dict[str, Value]]
 """The compared fields of each section, by their path in the JSON report; those of the highest-memory rank begin with `rank.`."""
 
@@ -116,20 +116,6 @@ def compare(old: OldReport, report: Report) -> Against:
     sections["time"] = sorted(sections["time"], key=_order_of_time)
     sections["communication"] = _by_group(sections["communication"])
     return Against(file=old.file, sections={name: found for name, found in sections.items() if found})
-
-
-def against_json(result: Against) -> dict[str, Any]:
-    """The changes as values for the `json` module."""
-    return {
-        "file": result.file,
-        "changed": bool(result.sections),
-        **{name: [_entry(change) for change in changes] for name, changes in result.sections.items()},
-    }
-
-
-def _entry(change: Change) -> dict[str, Any]:
-    percent = None if change.percent is None else round(change.percent, 2)
-    return {"field": change.field, "old": change.old, "new": change.new, "difference": change.difference, "percent": percent}
 
 
 def _changes(section: str, old: Mapping[str, Value], new: Mapping[str, Value]) -> list[Change]:

@@ -335,7 +335,7 @@ def _collective_rows(rows: Sequence[CommunicationRow], recorded: Counter[Collect
         elements, dtype = prod(row.shape), row.dtype
         if dtype in ("fp8", "fp4"):  # sent as bytes
             elements, dtype = dtype_bytes(dtype, elements), "uint8"
-        predicted[row.kind, row.group, elements, dtype] += row.calls_per_iteration
+        predicted[CollectiveKey(row.kind, row.group, elements, dtype)] += row.calls_per_iteration
     keys = sorted(predicted.keys() | recorded.keys(), key=str)
     return tuple(
         CollectiveRow(key=key, predicted=predicted[key], recorded=recorded[key]) for key in keys if predicted[key] != recorded[key]

@@ -10,12 +10,19 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 from analyzer.trace.events import Allocation, CollectiveEvent, Event, Free, KernelCall, KernelEvent, Label, Mark
 from analyzer.units import BLOCK, round_up
 
-CollectiveKey = tuple[str, str, int, str]
-"""Kind, group, number of elements and dtype. Shapes are not compared, because libraries flatten tensors before sending them."""
+
+class CollectiveKey(NamedTuple):
+    """Collectives that are compared as equal. Shapes are not compared, because libraries flatten tensors before sending them."""
+
+    kind: str
+    group: str
+    elements: int
+    dtype: str
 
 
 @dataclass(slots=True)
@@ -106,7 +113,7 @@ def summarize(events: Iterable[Event]) -> Recorded:
                 continue  # nothing is sent, or the sender counts it
             # with interleaved stages on two ranks, one direction uses the world communicator (p2p_communication.py)
             group = "pp" if event.kind == "send" and event.group == "world" else event.group
-            state.collectives[event.kind, group, prod(event.shape), event.dtype] += 1
+            state.collectives[CollectiveKey(event.kind, group, prod(event.shape), event.dtype)] += 1
         elif isinstance(event, KernelEvent) and state.stack and state.stack[-1].phase in ("forward", "backward", "recompute"):
             state.kernels[event.call] += 1
     if state.iteration >= 0:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.report.against import Against, against_json, compare, read_old
+from analyzer.report.against import Against, compare, read_old
 from analyzer.report.console.against_section import against
 from analyzer.report.console.report import draw
+from analyzer.report.json.against import against_json
 from analyzer.report.json.document import dumps, to_json
 from analyzer.results import CommunicationTotal, Report, TimeEstimate, TrainingTime
 from tests.fake_report import MIB, small_report

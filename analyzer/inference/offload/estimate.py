@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.errors import DOES_NOT_FIT, InputError, UnsupportedError
@@ -54,6 +54,14 @@ class Tier(NamedTuple):
         return self.weights + self.cache + self.activations + self.buffers
 
 
+class Sizes(NamedTuple):
+    """Bytes on all tiers together."""
+
+    weights: float
+    cache: float
+    activations: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class OffloadReport:
     """A policy with its memory and times."""
@@ -65,8 +73,7 @@ class OffloadReport:
     policy: Policy
     actual: Placement
     """The shares with weights in whole tensors and the cache in whole requests."""
-    sizes: tuple[float, float, float]
-    """Bytes of weights, cache and activations."""
+    sizes: Sizes
     tiers: tuple[Tier, ...]
     seconds: Seconds
     other_seconds: Seconds
@@ -79,6 +86,8 @@ class OffloadReport:
     """What the launch does not say, with its effect."""
     price: float | None = None
     """Of a GPU-hour."""
+    command: tuple[str, ...] = field(default=(), compare=False)
+    """The words of the launch that was analyzed; empty if the job was not read from words. Equal results may differ in it."""
 
     @property
     def cost_per_million_tokens(self) -> float | None:
@@ -94,17 +103,17 @@ class OffloadReport:
 def report_of_launch(launch: InferenceLaunch, offload: Offload) -> OffloadReport:
     """The report of a launch that was read, for the value of `--info-offload`. Raises AnalyzerError."""
     options = launch.options
-    for field in ("network", "hardware", "efficiency"):
-        if getattr(options, field):
-            raise InputError(f"--info-{field}", "has no effect on --info-offload, which has its own rates", "leave it out")
+    for name in ("network", "hardware", "efficiency"):
+        if getattr(options, name):
+            raise InputError(f"--info-{name}", "has no effect on --info-offload, which has its own rates", "leave it out")
     if not options.calibration or launch.job.hardware.name is None:
-        return offload_report(launch.job, offload, price=options.price)
+        return replace(offload_report(launch.job, offload, price=options.price), command=launch.command)
     from analyzer.time.calibration import read_offload_rates
 
     measured = read_offload_rates(launch.folder / options.calibration[0], launch.job.hardware.name)
     report = offload_report(launch.job, offload, price=options.price, measured=measured)
     assumptions = [_source(options.calibration[0], measured) if each == FITTED else each for each in report.assumptions]
-    return replace(report, assumptions=tuple(assumptions))
+    return replace(report, assumptions=tuple(assumptions), command=launch.command)
 
 
 def _source(file: str, measured: Mapping[str, float]) -> str:
@@ -194,7 +203,7 @@ def _report(job: InferenceJob, problem: Problem, policy: Policy, found: tuple[Fo
         parameters_unpadded=unpadded,
         policy=policy,
         actual=where,
-        sizes=(functions.disk.weights[2], functions.disk.cache[2], functions.disk.activations[2]),
+        sizes=Sizes(functions.disk.weights[2], functions.disk.cache[2], functions.disk.activations[2]),
         tiers=memory,
         seconds=block(case).actual_seconds(policy.placement),
         other_seconds=block(other).actual_seconds(policy.placement),

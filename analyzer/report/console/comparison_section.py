@@ -1,10 +1,9 @@
-"""The result of a check, for the console and as JSON: formulas compared with a trace."""
+"""The result of a check: formulas compared with a trace."""
 
 from __future__ import annotations
 
-import json
 import re
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from analyzer.report.console import names
 from analyzer.report.console.elements import BAD, GOOD, heading, paragraph, table
@@ -49,58 +48,6 @@ def print_comparison(result: Comparison, header: Header, *, stream: TextIO) -> N
     write(lambda _width: comparison(result, header), stream=stream)
 
 
-def write_comparison(result: Comparison, header: Header) -> str:
-    """The JSON document as text."""
-    return json.dumps(comparison_json(result, header), ensure_ascii=False, indent=1) + "\n"
-
-
-def comparison_json(result: Comparison, header: Header) -> dict[str, Any]:
-    """The result as plain data; sizes in bytes."""
-    return {
-        "schema": "training-info-check/1",
-        "trace": {
-            "recorder": header.recorder,
-            "gpu": header.gpu,
-            "rank": header.rank,
-            "world_size": header.world_size,
-            "versions": dict(header.versions),
-        },
-        "tolerance": result.tolerance,
-        "passed": not result.failures,
-        "failures": list(result.failures),
-        "explained": result.explained,
-        "modules": [
-            {
-                "module": row.module,
-                "predicted_bytes": row.predicted,
-                "recorded_bytes": row.recorded,
-                "only_predicted": [
-                    {
-                        "name": tensor.name,
-                        "shape": list(tensor.shape),
-                        "dtype": tensor.dtype,
-                        "bytes": tensor.bytes,
-                        "formula": tensor.formula,
-                    }
-                    for tensor in row.only_predicted
-                ],
-                "only_recorded_bytes": list(row.only_recorded),
-            }
-            for row in result.modules
-        ],
-        "totals": [{"name": row.name, "predicted_bytes": row.predicted, "recorded_bytes": row.recorded} for row in result.totals],
-        "collectives": [
-            {
-                **dict(zip(("kind", "group", "elements", "dtype"), row.key, strict=True)),
-                "predicted": row.predicted,
-                "recorded": row.recorded,
-            }
-            for row in result.collectives
-        ],
-        "kernels": None if result.kernels is None else _kernels_json(result.kernels),
-    }
-
-
 def _kernels(found: KernelComparison) -> list[RenderableType]:
     """Shapes of GEMMs and attention that differ, then the total."""
     lines = []
@@ -109,32 +56,19 @@ def _kernels(found: KernelComparison) -> list[RenderableType]:
         lines.append(paragraph(f"{_kernel_name(row.key)}: {counts} ({row.recorded.flops:.4g} FLOPs)"))
     equal = f"{found.shapes - len(found.rows)} of {found.shapes} shapes agree"
     total = f"formula {found.predicted_flops:.4g} FLOPs, recorded {found.recorded_flops:.4g} ({_percent(found.error)})"
-    return [*lines, paragraph(f"GEMMs and attention of an iteration: {total}; {equal}"), ""]
+    lines.append(paragraph(f"GEMMs and attention of an iteration: {total}; {equal}"))
+    if any(found.recorded_traffic):
+        passes = zip(("forward", "backward"), found.predicted_traffic, found.recorded_traffic, strict=True)
+        moved = ", ".join(
+            f"{name} formula {format_bytes(round(guess))}, recorded {format_bytes(round(real))}" for name, guess, real in passes
+        )
+        lines.append(paragraph(f"Bytes of memory-bound operations of an iteration: {moved}"))
+    return [*lines, ""]
 
 
 def _kernel_name(key: KernelKey) -> str:
     sizes = " × ".join(map(str, key.sizes))
     return f"{key.bits}-bit GEMM {sizes}" if key.kind == "gemm" else f"{key.kind} {sizes}"
-
-
-def _kernels_json(found: KernelComparison) -> dict[str, Any]:
-    return {
-        "predicted_flops": found.predicted_flops,
-        "recorded_flops": found.recorded_flops,
-        "shapes": found.shapes,
-        "differences": [
-            {
-                "kind": row.key.kind,
-                "bits": row.key.bits or None,
-                "sizes": list(row.key.sizes),
-                "predicted": row.predicted.number,
-                "recorded": row.recorded.number,
-                "predicted_flops": row.predicted.flops,
-                "recorded_flops": row.recorded.flops,
-            }
-            for row in found.rows
-        ],
-    }
 
 
 def _origin(header: Header) -> str:

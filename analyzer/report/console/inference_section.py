@@ -113,7 +113,7 @@ def _memory(report: InferenceReport) -> list[RenderableType]:
             for sign, name in zip([" ", *"+" * len(types)], types, strict=False)
         ),
         row("+ KV cache", [format_bytes(stage.kv_cache_bytes) for stage in stages]),
-        row("+ workspaces", [format_bytes(sum(part.bytes for part in stage.workspaces)) for stage in stages]),
+        row("+ workspaces", [format_bytes(stage.runtime_bytes) for stage in stages]),
         row("+ temporary tensors, prefill", [format_bytes(_temporary(stage)) for stage in stages]),
         row("+ CUDA graphs of decode", [format_bytes(stage.graph_pool_bytes) for stage in stages]),
         row("= peak allocated", [format_bytes(stage.peak_bytes) for stage in stages]),

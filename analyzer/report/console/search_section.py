@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from rich.text import Text
 
 from analyzer.launch.argv_parser import options_with_values
 from analyzer.layout_search.evaluation import Evaluation
 from analyzer.layout_search.options import as_short_text, as_text
-from analyzer.layout_search.related import Limit
+from analyzer.layout_search.related import Limit, Question
 from analyzer.layout_search.result import SearchResult, distinct_front
 from analyzer.report.console.elements import heading, paragraph, table
 from analyzer.report.console.report import write
 from analyzer.report.console.time_section import PARTS
-from analyzer.results import Report, TrainingTime
+from analyzer.results import Report
 from analyzer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-COMMANDS: Final = 3
-"""Layouts whose command line is printed."""
 SMALLEST: Final = 0.005
 """Differences of parts below this share of an iteration are not printed."""
 AS_GIVEN: Final = "the launch as it is"
 
 
-class Question(NamedTuple):
-    """The answer to a search for one GPU and one number of GPUs."""
-
-    gpu: str
-    gpus: int
-    result: SearchResult
-    training: TrainingTime | None
-    """The whole training with the fastest layout; None if its length is not known."""
+def print_search(result: SearchResult, report: Report, *, stream: TextIO) -> None:
+    """Prints the result of one search. `report` is that of the launch."""
+    write(lambda width: sections(result, report, width=width), stream=stream)
 
 
-def print_search(result: SearchResult, report: Report, commands: Sequence[str], *, stream: TextIO) -> None:
-    """Prints the result of one search. `report` is that of the launch, `commands` the command lines of the first layouts."""
-    write(lambda width: sections(result, report, commands, width=width), stream=stream)
-
-
-def sections(result: SearchResult, report: Report, commands: Sequence[str], *, width: int) -> list[RenderableType]:
+def sections(result: SearchResult, report: Report, *, width: int) -> list[RenderableType]:
     """The parts of the result, in order."""
     capacity = report.verdict.capacity_bytes or 0
     found = [*heading("Search"), paragraph(_launch(report)), paragraph(_extent(result))]
@@ -61,7 +49,7 @@ def sections(result: SearchResult, report: Report, commands: Sequence[str], *, w
         paragraph(_place(result, report)),
         *_reasons(result),
         *_front(result, capacity),
-        *_commands(commands, width),
+        *_commands(result.commands, width),
     ]
 
 

@@ -7,79 +7,143 @@ ranks inclusive.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from analyzer import __version__
 from analyzer.errors import InputError
 from analyzer.files import NOT_WRITABLE, opened, replacing
+from analyzer.layout.stages import Chunk
 from analyzer.modules.tree import Collective, Parameter, Tensor
 from analyzer.report import tree_sums
+from analyzer.report.json.encoder import SPREAD, Formats, Part, encode, named, own_fields
 from analyzer.report.visible import visible_json
-from analyzer.results import CommunicationRow, MemoryPart, RankClass, RankMemory, Report, TimeEstimate
+from analyzer.results import RankClass, RankMemory, Report
+from analyzer.specs import BatchSpec, SoftwareSpec
 
 SCHEMA: Final = "training-info/1"
-FLOPS_DEFINITION: Final = (
-    "Model FLOPs are those of Megatron's num_floating_point_operations. Utilization is of the dense 16-bit peak of the GPU; of the "
-    "hardware, with the operations of recomputed GEMMs and attention."
-)
 MAX_MEMBERS: Final = 131_072
 """Ranks of one group that are listed. `groups_truncated` is true for worlds in which groups can be larger."""
 
 
+class ChunkTree(NamedTuple):
+    """A model chunk with its modules."""
+
+    chunk: Chunk
+    tree: tree_sums.Run
+
+
+class RankTimeline(NamedTuple):
+    """Allocated bytes of a rank class over an iteration."""
+
+    pipeline_rank: int
+    kinds: tuple[str, ...]
+    bytes: tuple[tuple[int, ...], ...]
+
+
 def to_json(report: Report) -> dict[str, Any]:
     """The report as values for the `json` module."""
-    job = report.job
-    parallel, batch = job.parallel, job.batch
-    return {
-        "schema": SCHEMA,
-        "engine": report.engine,
-        "megatron": job.megatron,
-        "software": {"transformer_engine": job.software.te, "torch": job.software.torch},
-        "world": {"size": parallel.world_size, "nodes": parallel.nodes, "gpus_per_node": parallel.gpus_per_node},
-        "parallel": {
-            "tensor": parallel.tensor,
-            "pipeline": parallel.pipeline,
-            "virtual_pipeline": parallel.virtual_pipeline,
-            "context": parallel.context,
-            "data": parallel.data,
-            "expert": parallel.expert,
-            "expert_tensor": parallel.expert_tensor,
-            "expert_data": parallel.expert_data,
-            "order": parallel.order,
-            "sequence_parallel": parallel.sequence_parallel,
-        },
-        "batch": {
-            "micro": batch.micro_batch_size,
-            "global": batch.global_batch_size,
-            "microbatches": batch.microbatches,
-            "sequence_length": batch.seq_length,
-        },
-        "model": {
-            "parameters": report.parameters,
-            "parameters_unpadded": report.parameters_unpadded,
-            "parameters_active": report.parameters_active,
-            "parameters_routed_experts": report.parameters_routed_experts,
-            "padded_vocab_size": job.model.padded_vocab_size,
-            "tree": _tree(tree_sums.Run(report.full_model, 1, report.full_model.name)),
-        },
-        "groups": {kind: [list(group[:MAX_MEMBERS]) for group in groups] for kind, groups in report.groups.items()},
-        "groups_truncated": report.groups_truncated,
-        "group_counts": dict(report.group_counts),
-        "ranks": [_rank(rank) for rank in report.ranks],
-        "timelines": [
-            {"pipeline_rank": rank.pipeline_rank, "kinds": list(line.kinds), "bytes": [list(point) for point in line.points]}
-            for rank, line in zip(report.ranks, report.timelines, strict=False)
-        ],
-        "communication": [_message(message) for message in report.communication],
-        "communication_totals": {kind: asdict(total) for kind, total in report.communication_totals.items()},
-        "verdict": asdict(report.verdict),
-        **({} if report.time is None else {"time": _time(report.time)}),
-        "advice": [asdict(advice) for advice in report.advice],
-        "assumptions": list(report.assumptions),
-        "newest_release": None if report.newest is None else asdict(report.newest),
-        "warnings": [*report.unknown, *report.warnings],
-    }
+    return {**head(report.command), **encode(report, FORMATS)}
+
+
+def head(command: Sequence[str], schema: str = SCHEMA) -> dict[str, Any]:
+    """The fields with which every document begins. `command`: the words of the launch that was analyzed."""
+    return {"schema": schema, "version": __version__, "command": list(command)}
+
+
+def _tree(report: Report) -> tree_sums.Run:
+    return tree_sums.Run(report.full_model, 1, report.full_model.name)
+
+
+def _groups(report: Report) -> dict[str, list[list[int]]]:
+    return {kind: [list(group[:MAX_MEMBERS]) for group in groups] for kind, groups in report.groups.items()}
+
+
+def _timelines(report: Report) -> list[RankTimeline]:
+    pairs = zip(report.ranks, report.timelines, strict=False)
+    return [RankTimeline(rank.pipeline_rank, line.kinds, line.points) for rank, line in pairs]
+
+
+def _warnings(report: Report) -> list[str]:
+    return [*report.unknown, *report.warnings]
+
+
+def _chunks(rank: RankClass) -> list[ChunkTree]:
+    pairs = zip(rank.chunks, rank.trees, strict=True)
+    return [ChunkTree(chunk, tree_sums.Run(tree, 1, tree.name)) for chunk, tree in pairs]
+
+
+def _parameters(run: tree_sums.Run) -> int:
+    return tree_sums.parameters(run.module)
+
+
+def _saved_bytes(run: tree_sums.Run) -> int:
+    return tree_sums.saved_bytes(run.module)
+
+
+def _repeat(run: tree_sums.Run) -> int:
+    return run.length if run.length > 1 else 0
+
+
+def _backward_workspace(run: tree_sums.Run) -> tuple[Tensor, ...]:
+    return (*run.module.backward_workspace, *run.module.recomputed_last)
+
+
+def _children(run: tree_sums.Run) -> list[tree_sums.Run]:
+    return list(tree_sums.runs(run.module.children))
+
+
+def _full_shape(parameter: Parameter) -> tuple[int, ...]:
+    return parameter.full_shape or parameter.shape
+
+
+WORLD: Final = Part(named("size=world_size nodes gpus_per_node"), "job.parallel")
+SOFTWARE: Final = named("transformer_engine=te torch")
+MODEL: Final = named("parameters parameters_unpadded padded_vocab_size=job.model.padded_vocab_size")
+PARALLEL: Final = named("tensor pipeline virtual_pipeline context data expert expert_tensor expert_data order sequence_parallel")
+NOT_IN_MEMORY: Final = "peak_event peak_in_first_iteration unsplit_bytes unsplit_at_first_peak_bytes unsplit_at_peak_bytes replayed"
+"""Fields of `RankMemory` for the texts of the report."""
+FORMATS: Final[Formats] = {
+    Report: {
+        **named("engine megatron=job.megatron software=job.software"),
+        "world": WORLD,
+        "parallel": Part(PARALLEL, "job.parallel"),
+        "batch": "job.batch",
+        "model": Part(
+            {
+                **named("parameters parameters_unpadded parameters_active parameters_routed_experts"),
+                "padded_vocab_size": "job.model.padded_vocab_size",
+                "tree": _tree,
+            }
+        ),
+        "groups": _groups,
+        **named("groups_truncated group_counts ranks"),
+        "timelines": _timelines,
+        **named("communication communication_totals verdict time? advice assumptions newest_release=newest"),
+        "warnings": _warnings,
+    },
+    SoftwareSpec: SOFTWARE,
+    BatchSpec: named("micro=micro_batch_size global=global_batch_size microbatches sequence_length=seq_length"),
+    RankClass: {**own_fields(RankClass, without="trees"), "chunks": _chunks},
+    RankMemory: own_fields(RankMemory, without=NOT_IN_MEMORY),
+    Chunk: own_fields(Chunk, without="mtp_layers"),
+    ChunkTree: {SPREAD: "chunk", "tree": "tree"},
+    tree_sums.Run: {
+        "name": "name",
+        "parameters": _parameters,
+        "saved_bytes": _saved_bytes,
+        "repeat?": _repeat,
+        **named("source?=module.source recomputed?=module.recomputed weights?=module.parameters saved?=module.saved"),
+        **named("offloaded?=module.offloaded forward_workspace?=module.forward_workspace forward_held?=module.forward_held"),
+        "backward_workspace?": _backward_workspace,
+        "collectives?": "module.collectives",
+        "children?": _children,
+    },
+    Parameter: {**named("name shape"), "full_shape": _full_shape, **named("dtype sharding")},
+    Tensor: named("name shape dtype bytes formula? shares?"),
+    Collective: named("kind group phase shape dtype message_bytes count"),
+}
 
 
 def write_text(text: str, path: str, *, option: str = "--info-json") -> None:
@@ -116,151 +180,3 @@ def dumps(document: dict[str, Any]) -> str:
         else:
             fields.append(f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}")
     return "{\n " + ",\n ".join(fields) + "\n}\n"
-
-
-def _time(time: TimeEstimate) -> dict[str, Any]:
-    return {
-        "iteration_seconds": time.iteration_seconds,
-        "range_seconds": None if time.range_seconds is None else list(time.range_seconds),
-        "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
-        "model_flops_per_iteration": time.model_flops_per_iteration,
-        "model_tflops_per_gpu": time.model_tflops_per_gpu,
-        "model_flops_utilization": time.model_flops_utilization,
-        "hardware_flops_utilization": time.hardware_flops_utilization,
-        "flops_definition": FLOPS_DEFINITION,
-        "peak_flops": time.peak_flops,
-        "pipeline_rank": time.pipeline_rank,
-        "parts_seconds": dict(time.parts_seconds),
-        "bottleneck": time.bottleneck,
-        "training": None if time.training is None else asdict(time.training),
-        "calibration": time.calibration,
-        "not_counted": list(time.not_counted),
-        "timelines": [
-            {"pipeline_rank": line.pipeline_rank, "spans": [list(span) for span in line.spans]} for line in time.timelines
-        ],
-    }
-
-
-def _rank(rank: RankClass) -> dict[str, Any]:
-    chunks = [
-        {
-            "virtual_stage": chunk.virtual_stage,
-            "layers": list(chunk.layers),
-            "pre_process": chunk.pre_process,
-            "post_process": chunk.post_process,
-            "tree": _tree(tree_sums.Run(tree, 1, tree.name)),
-        }
-        for chunk, tree in zip(rank.chunks, rank.trees, strict=True)
-    ]
-    return {
-        "ranks": [list(span) for span in rank.ranks],
-        "pipeline_rank": rank.pipeline_rank,
-        "parameters": rank.parameters,
-        "parameters_routed_experts": rank.parameters_routed_experts,
-        "chunks": chunks,
-        "memory": _memory(rank.memory),
-    }
-
-
-def _memory(memory: RankMemory) -> dict[str, Any]:
-    return {
-        "parameters_bytes": memory.parameters_bytes,
-        "gradients_bytes": memory.gradients_bytes,
-        "optimizer_bytes": memory.optimizer_bytes,
-        "runtime_bytes": memory.runtime_bytes,
-        "allocated_bytes": memory.allocated_bytes,
-        "activations_bytes": memory.activations_bytes,
-        "transient_bytes": memory.transient_bytes,
-        "peak_allocated_first_iteration_bytes": memory.peak_allocated_first_iteration_bytes,
-        "peak_allocated_bytes": memory.peak_allocated_bytes,
-        "peak_at": memory.peak_at,
-        "peak_reserved_bytes": memory.peak_reserved_bytes,
-        "device_bytes": memory.device_bytes,
-        "device_range_bytes": list(memory.device_range_bytes),
-        "released_bytes": memory.released_bytes,
-        "graph_pool_bytes": memory.graph_pool_bytes,
-        "runtime_parts": [_part(part) for part in memory.runtime_parts],
-        "transient_parts": [_part(part) for part in memory.transient_parts],
-        "microbatches_in_flight": list(memory.microbatches_in_flight),
-    }
-
-
-def _part(part: MemoryPart) -> dict[str, Any]:
-    return {"name": part.name, "bytes": part.bytes}
-
-
-def _message(message: CommunicationRow) -> dict[str, Any]:
-    # asdict makes deep copies, which is slow for hundreds of rows
-    return {
-        "group": message.group,
-        "kind": message.kind,
-        "phase": message.phase,
-        "module": message.module,
-        "pipeline_rank": message.pipeline_rank,
-        "shape": list(message.shape),
-        "dtype": message.dtype,
-        "message_bytes": message.message_bytes,
-        "calls_per_microbatch": message.calls_per_microbatch,
-        "calls_per_iteration": message.calls_per_iteration,
-        "bytes_per_iteration": message.bytes_per_iteration,
-        "peer": message.peer or None,
-        "batched": message.batched,
-    }
-
-
-def _tree(run: tree_sums.Run) -> dict[str, Any]:
-    """A module and its descendants. Consecutive equal modules are written once, with `repeat`."""
-    module = run.module
-    node: dict[str, Any] = {
-        "name": run.name,
-        "parameters": tree_sums.parameters(module),
-        "saved_bytes": tree_sums.saved_bytes(module),
-    }
-    if run.length > 1:
-        node["repeat"] = run.length
-    if module.source:
-        node["source"] = module.source
-    if module.recomputed:
-        node["recomputed"] = True
-    lists = {
-        "weights": [_weight(parameter) for parameter in module.parameters],
-        "saved": [_tensor(tensor) for tensor in module.saved],
-        "offloaded": [_tensor(tensor) for tensor in module.offloaded],
-        "forward_workspace": [_tensor(tensor) for tensor in module.forward_workspace],
-        "forward_held": [_tensor(tensor) for tensor in module.forward_held],
-        "backward_workspace": [_tensor(tensor) for tensor in (*module.backward_workspace, *module.recomputed_last)],
-        "collectives": [_collective(collective) for collective in module.collectives],
-        "children": [_tree(child) for child in tree_sums.runs(module.children)],
-    }
-    return node | {name: values for name, values in lists.items() if values}
-
-
-def _weight(parameter: Parameter) -> dict[str, Any]:
-    return {
-        "name": parameter.name,
-        "shape": list(parameter.shape),
-        "full_shape": list(parameter.full_shape or parameter.shape),
-        "dtype": parameter.dtype,
-        "sharding": parameter.sharding,
-    }
-
-
-def _tensor(tensor: Tensor) -> dict[str, Any]:
-    fields = {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype, "bytes": tensor.bytes}
-    if tensor.formula:
-        fields["formula"] = tensor.formula
-    if tensor.shares:
-        fields["shares"] = tensor.shares
-    return fields
-
-
-def _collective(collective: Collective) -> dict[str, Any]:
-    return {
-        "kind": collective.kind,
-        "group": collective.group,
-        "phase": collective.phase,
-        "shape": list(collective.shape),
-        "dtype": collective.dtype,
-        "message_bytes": collective.message_bytes,
-        "count": collective.count,
-    }

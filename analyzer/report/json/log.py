@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+from analyzer.report.json.encoder import Formats, Part, encode, named
 from analyzer.time.run_log.compare import Figure, LogComparison
 
 
 def log_json(result: LogComparison) -> dict[str, Any]:
     """A log beside the prediction, as values for the `json` module."""
-    found = result.measured
-    return {
-        "file": result.log.path,
-        "iterations": {
-            "first": found.used[0].number,
-            "last": found.used[-1].number,
-            "values": len(found.used),
-            "left_out": found.left_out,
-        },
-        "iteration_seconds_percentiles": {"10": found.fast, "50": found.seconds, "90": found.slow},
-        "figures": [_figure(each) for each in result.figures],
-        "theoretical_bytes": result.log.theoretical_bytes,
-        "causes": [{"kind": each.kind, "text": each.text, "factor": each.factor} for each in result.causes],
-    }
+    document: dict[str, Any] = encode(result, FORMATS)
+    return document
 
 
-def _figure(figure: Figure) -> dict[str, Any]:
-    percent = None if figure.percent is None else round(figure.percent, 2)
-    return {
-        "field": figure.field,
-        "ranks": figure.where or None,
-        "measured": figure.measured,
-        "predicted": figure.predicted,
-        "percent": percent,
-    }
+def _percent(figure: Figure) -> float | None:
+    return None if figure.percent is None else round(figure.percent, 2)
+
+
+FORMATS: Final[Formats] = {
+    LogComparison: {
+        "file": "log.path",
+        "iterations": Part(named("first last values left_out"), "measured"),
+        "iteration_seconds_percentiles": Part(named("10=fast 50=seconds 90=slow"), "measured"),
+        **named("figures theoretical_bytes=log.theoretical_bytes causes"),
+    },
+    Figure: {**named("field ranks=where measured predicted"), "percent": _percent},
+}

@@ -2,87 +2,92 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
-from analyzer.report.json.document import SCHEMA
-
-if TYPE_CHECKING:
-    from analyzer.inference.offload.estimate import OffloadReport
-    from analyzer.inference.offload.policy import Placement, Policy
-    from analyzer.inference.offload.steps import Seconds
+from analyzer.inference.offload.estimate import OffloadReport, Tier
+from analyzer.inference.offload.policy import Policy, Shares
+from analyzer.inference.offload.search import Found
+from analyzer.inference.offload.steps import Seconds
+from analyzer.report.json.document import MODEL, WORLD, head
+from analyzer.report.json.encoder import SPREAD, Formats, Part, attribute, encode, named
 
 
 def offload_json(report: OffloadReport) -> dict[str, Any]:
     """The report as values for the `json` module."""
-    job = report.job
-    return {
-        "schema": SCHEMA,
-        "engine": "formula",
-        "megatron": job.megatron,
-        "world": {"size": job.parallel.world_size, "nodes": job.parallel.nodes, "gpus_per_node": job.parallel.gpus_per_node},
-        "model": {
-            "parameters": report.parameters,
-            "parameters_unpadded": report.parameters_unpadded,
-            "padded_vocab_size": job.model.padded_vocab_size,
-        },
-        "verdict": asdict(report.verdict),
-        "inference": _inference(report),
-        "assumptions": [*job.assumptions, *report.assumptions],
-        "warnings": [*report.unknown, *job.warnings],
-    }
+    return {**head(report.command), **encode(report, FORMATS)}
 
 
-def _inference(report: OffloadReport) -> dict[str, Any]:
-    spec = report.job.inference
-    weights, cache, activations = report.sizes
-    steps = spec.generated_tokens - 1
-    return {
-        "batch_size": report.policy.schedule.block_size,
-        "prompt_tokens": spec.prompt_tokens,
-        "generated_tokens": spec.generated_tokens,
-        "weights_bytes": int(weights),
-        "kv_cache_bytes": int(cache),
-        "activation_bytes": int(activations),
-        "prefill_seconds": report.seconds.prefill,
-        "decode_seconds_per_token": report.seconds.decode / steps if steps else None,
-        "latency_seconds": report.seconds.total,
-        "tokens_per_second": report.tokens_per_second,
-        "cost_per_million_tokens": report.cost_per_million_tokens,
-        "policy": {
-            **_policy(report.policy),
-            "actual_percent": _percent(report.actual),
-            "tiers": [
-                {
-                    "name": tier.name,
-                    "weights_bytes": int(tier.weights),
-                    "kv_cache_bytes": int(tier.cache),
-                    "activation_bytes": int(tier.activations),
-                    "buffer_bytes": int(tier.buffers),
-                    "total_bytes": int(tier.total),
-                    "capacity_bytes": int(tier.capacity),
-                }
-                for tier in report.tiers
-            ],
-            "seconds": {
-                "overlapped" if report.policy.schedule.overlapped else "serial": _seconds(report.seconds),
-                "serial" if report.policy.schedule.overlapped else "overlapped": _seconds(report.other_seconds),
-            },
-        },
-        "front": [
-            {"latency_seconds": each.seconds.total, "tokens_per_second": each.throughput, "policy": _policy(each.policy)}
-            for each in report.front
-        ],
-    }
+def whole(path: str) -> Callable[[object], int]:
+    """A number of bytes without its fraction."""
+
+    def bytes_of(record: object) -> int:
+        return int(attribute(record, path))
+
+    return bytes_of
 
 
-def _policy(policy: Policy) -> dict[str, Any]:
-    return {"percent": _percent(policy.placement), **asdict(policy.schedule)}
+def _engine(_: OffloadReport) -> Literal["formula"]:
+    return "formula"
 
 
-def _percent(placement: Placement) -> dict[str, list[float]]:
-    return {name: [100 * share for share in shares] for name, shares in placement._asdict().items()}
+def _assumptions(report: OffloadReport) -> list[str]:
+    return [*report.job.assumptions, *report.assumptions]
 
 
-def _seconds(seconds: Seconds) -> dict[str, float]:
-    return {"prefill": seconds.prefill, "decode": seconds.decode, "total": seconds.total}
+def _warnings(report: OffloadReport) -> list[str]:
+    return [*report.unknown, *report.job.warnings]
+
+
+def _decode_seconds(report: OffloadReport) -> float | None:
+    steps = report.job.inference.generated_tokens - 1
+    return report.seconds.decode / steps if steps else None
+
+
+def _seconds(report: OffloadReport) -> dict[Literal["overlapped", "serial"], Seconds]:
+    if report.policy.schedule.overlapped:
+        return {"overlapped": report.seconds, "serial": report.other_seconds}
+    return {"serial": report.seconds, "overlapped": report.other_seconds}
+
+
+def _percent(shares: Shares) -> list[float]:
+    return [100 * share for share in shares]
+
+
+FIGURES: Final = {
+    **named("batch_size=policy.schedule.block_size prompt_tokens=job.inference.prompt_tokens"),
+    "generated_tokens": "job.inference.generated_tokens",
+    "weights_bytes": whole("sizes.weights"),
+    "kv_cache_bytes": whole("sizes.cache"),
+    "activation_bytes": whole("sizes.activations"),
+    "prefill_seconds": "seconds.prefill",
+    "decode_seconds_per_token": _decode_seconds,
+    **named("latency_seconds=seconds.total tokens_per_second cost_per_million_tokens"),
+    "policy": Part({SPREAD: "policy", **named("actual_percent=actual tiers"), "seconds": _seconds}),
+    "front": "front",
+}
+FORMATS: Final[Formats] = {
+    OffloadReport: {
+        "engine": _engine,
+        "megatron": "job.megatron",
+        "world": WORLD,
+        "model": Part(MODEL),
+        "verdict": "verdict",
+        "inference": Part(FIGURES),
+        "assumptions": _assumptions,
+        "warnings": _warnings,
+    },
+    Policy: {"percent": "placement", SPREAD: "schedule"},
+    Shares: _percent,
+    Tier: {
+        "name": "name",
+        "weights_bytes": whole("weights"),
+        "kv_cache_bytes": whole("cache"),
+        "activation_bytes": whole("activations"),
+        "buffer_bytes": whole("buffers"),
+        "total_bytes": whole("total"),
+        "capacity_bytes": whole("capacity"),
+    },
+    Seconds: named("prefill decode total"),
+    Found: named("latency_seconds=seconds.total tokens_per_second=throughput policy"),
+}

@@ -5,68 +5,71 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, NamedTuple
 
-from analyzer.layout_search.result import rows
-
-if TYPE_CHECKING:
-    from analyzer.layout_search.evaluation import Evaluation
-    from analyzer.layout_search.related import Limit
-    from analyzer.layout_search.result import SearchResult
-    from analyzer.report.console.search_section import Question
+from analyzer.layout_search.evaluation import Evaluation
+from analyzer.layout_search.related import Limit, Question
+from analyzer.layout_search.result import SearchResult, rows
+from analyzer.report.json.encoder import SPREAD, Formats, encode, named, own_fields
 
 
-def search_json(result: SearchResult, commands: Sequence[str] = ()) -> dict[str, Any]:
-    """The field `search`. `commands`: command lines of the first layouts."""
-    given = result.given
+class Listed(NamedTuple):
+    """A layout of a list."""
 
-    def listed(each: Evaluation) -> dict[str, Any]:
-        return {**_layout(each), "equals_first": result.equals_first(each)}
-
-    return {
-        "candidates": result.candidates,
-        "evaluated": result.evaluated,
-        "fitting": result.fitting,
-        "seconds": result.seconds,
-        "complete": result.complete,
-        "error": result.error,
-        "best": [listed(each) for each in result.best],
-        "front": [listed(each) for each in result.front],
-        "given": None if given is None else {"place": result.place, **_layout(given)},
-        "smallest_change": None if result.smallest_change is None else _layout(result.smallest_change),
-        "commands": list(commands),
-    }
+    evaluation: Evaluation
+    equals_first: bool
 
 
-def _layout(each: Evaluation) -> dict[str, Any]:
-    return {
-        "options": each.options,
-        "iteration_seconds": each.iteration_seconds,
-        "device_bytes": each.device_bytes,
-        "tight": each.tight,
-        "tokens_per_second_per_gpu": each.tokens_per_second_per_gpu,
-        "model_flops_utilization": each.model_flops_utilization,
-        "parts_seconds": each.parts_seconds,
-    }
+class Given(NamedTuple):
+    """The layout of the launch."""
+
+    place: int | None
+    evaluation: Evaluation
+
+
+def search_json(result: SearchResult) -> dict[str, Any]:
+    """The field `search`."""
+    document: dict[str, Any] = encode(result, FORMATS)
+    return document
 
 
 def questions_json(questions: Sequence[Question]) -> list[dict[str, Any]]:
     """The field `searches`: one search for each GPU and number of GPUs."""
-    return [
-        {
-            "gpu": each.gpu,
-            "gpus": each.gpus,
-            "training": None if each.training is None else asdict(each.training),
-            **search_json(each.result),
-        }
-        for each in questions
-    ]
+    found: list[dict[str, Any]] = encode(questions, FORMATS)
+    return found
 
 
 def limit_json(limit: Limit) -> dict[str, Any]:
     """The field `largest`."""
-    return limit._asdict()
+    document: dict[str, Any] = encode(limit, FORMATS)
+    return document
+
+
+def _best(result: SearchResult) -> list[Listed]:
+    return [Listed(each, result.equals_first(each)) for each in result.best]
+
+
+def _front(result: SearchResult) -> list[Listed]:
+    return [Listed(each, result.equals_first(each)) for each in result.front]
+
+
+def _given(result: SearchResult) -> Given | None:
+    return None if result.given is None else Given(result.place, result.given)
+
+
+FORMATS: Final[Formats] = {
+    SearchResult: {
+        **named("candidates evaluated fitting seconds complete error"),
+        "best": _best,
+        "front": _front,
+        "given": _given,
+        **named("smallest_change commands"),
+    },
+    Evaluation: own_fields(Evaluation, without="layout"),
+    Listed: {SPREAD: "evaluation", "equals_first": "equals_first"},
+    Given: {"place": "place", SPREAD: "evaluation"},
+    Question: {**named("gpu gpus training"), SPREAD: "result"},
+}
 
 
 def as_csv(result: SearchResult) -> str:

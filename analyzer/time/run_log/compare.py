@@ -21,8 +21,8 @@ class Figure:
     measured: float
     predicted: float | None
     """None if it is not predicted."""
-    where: str = ""
-    """The ranks that it is of; empty for all."""
+    where: str | None = None
+    """The ranks that it is of; None for all."""
 
     @property
     def percent(self) -> float | None:

@@ -89,9 +89,24 @@ class Measured:
     """Median seconds of each timer for an iteration, on the fastest and on the slowest rank."""
 
     @property
+    def first(self) -> int:
+        """The number of the first iteration that is used."""
+        return self.used[0].number
+
+    @property
+    def last(self) -> int:
+        """The number of the last iteration that is used."""
+        return self.used[-1].number
+
+    @property
+    def values(self) -> int:
+        """How many values are used."""
+        return len(self.used)
+
+    @property
     def with_warm_up(self) -> bool:
         """Whether the log is so short that first iterations are used."""
-        return self.used[-1].number - self.used[0].number < WARM_UP and self.used[0].number <= WARM_UP
+        return self.last - self.first < WARM_UP and self.first <= WARM_UP
 
 
 def measured(log: RunLog) -> Measured:

@@ -70,7 +70,7 @@ with fake_cuda(gpu, compiler=lambda f=None, **k: f or (lambda g: g), memory_allo
     def bf16(*shape): return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
     found = {}
     for name, (prepare, call) in json.loads(sys.stdin.read()).items():
-        x = bf16(256, 512)
+        x, weight = bf16(256, 512), bf16(512)
         q = eval(prepare)
         sink = Sink()
         recorder = Recorder(sink, cublas_workspace_bytes=0)
@@ -87,7 +87,7 @@ Allocated = dict[str, tuple[list[int], int]]
 
 def cases(*recipes: str) -> dict[str, tuple[str, str]]:
     """Return pairs of code: the first creates `q`, the second is recorded. `x` is a bf16 tensor of ROWS by COLUMNS."""
-    quantize, norm = "tex.quantize(x, q)", "tex.rmsnorm_fwd(x, bf16(512), 1e-5, None, q, tex.DType.kBFloat16, 0, False)"
+    quantize, norm = "tex.quantize(x, q)", "tex.rmsnorm_fwd(x, weight, 1e-5, None, q, tex.DType.kBFloat16, 0, False)"
     gemm = "tex.generic_gemm(q, True, q, False, None, None, tex.DType.kBFloat16, None, None, False, None, False, *[None] * 4)"
     found: dict[str, tuple[str, str]] = {}
     for recipe in recipes:
