@@ -3,9 +3,12 @@
     python tools/make_catalogue.py [FOLDER]
 
 FOLDER (default: tests/data/options) has one file `core_vX.Y.Z.json.gz` per release from 0.12 on, a list of argparse actions.
-Earlier releases are differences from later ones (`options_before_0_12`, `options_2023`). The catalogue has one row per variant of
-an option: [releases, flags, dest, kind, nargs, const, default, type, choices]. `releases` is a bit mask over the list of releases.
-Trailing nulls are omitted.
+Earlier releases are differences from later ones (`options_before_0_12`, `options_2023`).
+
+The catalogue has one line for each interval of releases in which an option is the same, sorted by flags and releases:
+[flags, interval, dest, kind, nargs, const, default, type, choices]. The interval "0.13-0.16" includes both releases, "0.13-" the
+newest release as well, "-0.16" the oldest one, and "-" is all releases. So a new option adds one line, and a new release changes
+only the lines of options that it changes. Trailing nulls are omitted.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from analyzer.specs.release import minor
 from tools.options_2023 import CHANGED_DEFAULTS, REMOVED, UNCHANGED
 from tools.options_before_0_12 import earlier_releases
 
@@ -47,9 +51,9 @@ def options_2023(oldest: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rows(releases: dict[str, list[dict[str, Any]]]) -> list[list[Any]]:
-    """Return one row for each variant of an option, with the mask of the releases that have this variant."""
-    masks: dict[str, int] = {}
-    for bit, options in enumerate(releases.values()):
+    """Return the lines of the catalogue, as described above. `releases` has the options of each release, the oldest first."""
+    found: dict[str, list[int]] = {}
+    for index, options in enumerate(releases.values()):
         defaults: dict[str, Any] = {}
         for option in options:
             # argparse uses the default of the first option of a dest; the catalogue repeats it on all of them
@@ -58,9 +62,29 @@ def rows(releases: dict[str, list[dict[str, Any]]]) -> list[list[Any]]:
             fields = [row[field] for field in FIELDS]
             while fields[-1] is None:
                 fields.pop()
-            key = json.dumps(fields)
-            masks[key] = masks.get(key, 0) | 1 << bit
-    return [[mask, *json.loads(key)] for key, mask in masks.items()]
+            found.setdefault(json.dumps(fields), []).append(index)
+    names = [minor(release) for release in releases]
+    listed = []
+    for key, indices in found.items():
+        flags, *fields = json.loads(key)
+        listed += [(flags, first, [flags, interval(names, first, last), *fields]) for first, last in runs(indices)]
+    return [row for _, _, row in sorted(listed)]
+
+
+def runs(indices: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of consecutive integers; `indices` ascend."""
+    found: list[tuple[int, int]] = []
+    for index in indices:
+        if found and found[-1][1] == index - 1:
+            found[-1] = (found[-1][0], index)
+        else:
+            found.append((index, index))
+    return found
+
+
+def interval(names: list[str], first: int, last: int) -> str:
+    """Return the releases from the index `first` to the index `last` of `names`, without bounds that are the oldest or newest."""
+    return f"{names[first] if first > 0 else ''}-{names[last] if last < len(names) - 1 else ''}"
 
 
 def main(folder: Path = OPTIONS) -> None:

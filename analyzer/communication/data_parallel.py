@@ -27,7 +27,7 @@ def data_parallel_calls(job: TrainingJob, pipeline_rank: int, buffers: Sequence[
     for chunk in buffers:
         for buffer in chunk:
             counts.update(_calls(job, buffer))
-    if not job.optimizer.overlap_param_gather and job.megatron != "2023" and job.optimizer.muon is None:
+    if not job.optimizer.overlap_param_gather and job.megatron != "2023" and not job.optimizer.facts.orthogonalizes:
         # dense and expert parameters have separate optimizers, and each gathers the full chunk (`step_with_ready_grads`)
         optimizers = len({buffer.group for chunk in buffers for buffer in chunk})
         for call in counts:

@@ -113,7 +113,7 @@ def _optional_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
         from analyzer.communication.fsdp import fsdp_calls
 
         yield from fsdp_calls(job, stage)
-    elif job.optimizer.muon is not None:
+    elif job.optimizer.facts.orthogonalizes:
         from analyzer.communication.muon import muon_calls
 
         yield from muon_calls(job, stage)

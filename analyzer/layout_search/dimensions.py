@@ -9,12 +9,12 @@ from itertools import chain, combinations, product
 from math import gcd
 from typing import TYPE_CHECKING, Final
 
-from analyzer.errors import AnalyzerError, InputError
+from analyzer.errors import InputError
 from analyzer.launch.derive.recompute import MODULES
 from analyzer.layout.stages import layers_of_stages
 from analyzer.layout_search.options import OF_RECOMPUTE
 from analyzer.layout_search.overlaps import Setting, suits_split, with_overlaps
-from analyzer.layout_search.problem import Changes, Problem
+from analyzer.layout_search.problem import Changes, Jobs, Problem
 from analyzer.layout_search.space import (
     MICRO_BATCHES,
     MOST_CONTEXT,
@@ -86,6 +86,11 @@ class Space:
     """The dimensions that are searched."""
     keep: frozenset[str] = frozenset()
     """Dests of options that must not change."""
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        """The jobs of changed launches."""
+        return Jobs(self.problem)
 
     @cached_property
     def scale(self) -> Scale:
@@ -233,11 +238,8 @@ class Space:
         changes: dict[str, object] = dict.fromkeys(OF_RECOMPUTE)
         if modules:
             changes |= {"recompute_granularity": "selective", "recompute_modules": modules}
-        try:
-            job = self.problem.job(changes)
-        except AnalyzerError:
-            return None
-        return memory_figures(job) if not modules or job.recompute.modules else None
+        job = self.jobs.of(changes)
+        return memory_figures(job) if job is not None and (not modules or job.recompute.modules) else None
 
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
@@ -292,9 +294,9 @@ def _is_at_most(first: tuple[int, ...] | None, second: tuple[int, ...]) -> bool:
 
 
 def _optimizer(problem: Problem) -> Sequence[Changes]:
-    """The distributed optimizer, which Megatron has for Adam only."""
+    """The distributed optimizer, where Megatron has it for the optimizer of the launch."""
     job = problem.given
-    usable = job.optimizer.name == "adam" and not job.optimizer.distributed and job.fsdp is None
+    usable = job.optimizer.facts.sharding == "distributed" and not job.optimizer.distributed and job.fsdp is None
     return ({"use_distributed_optimizer": True},) if usable else ()
 
 

@@ -170,8 +170,8 @@ class Expander:
     def _split_variants(self, setting: int, split: Split, stages: Stages) -> Variants:
         problem, space = self.space.problem, self.space
 
-        def build(recompute: Recompute) -> TrainingJob:
-            return problem.job(layout_changes(space, Layout(setting, split, stages, recompute)))
+        def build(recompute: Recompute) -> TrainingJob | None:
+            return space.jobs.of(layout_changes(space, Layout(setting, split, stages, recompute)))
 
         return Variants(build, problem.speed, problem.rates, self._of_attention(setting, split))
 

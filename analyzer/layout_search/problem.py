@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.launch.build import build
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 Changes = Mapping[str, object]
 """New values of Megatron's options by dest; None for an option that is left out."""
+KEPT_JOBS: Final = 4096
+"""Jobs that `Jobs` keeps, of about 10 kB each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,30 @@ class Problem:
         if self.gpu.capacity_bytes is None:
             raise AnalyzerError("the memory of the GPU is not known")
         return self.gpu.capacity_bytes
+
+
+class Jobs:
+    """The jobs of a launch with changes. The latest are kept: a search needs the job of a layout at several steps.
+
+    A copy in another process starts empty.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._known = lru_cache(maxsize=KEPT_JOBS)(self._derived)
+
+    def of(self, changes: Changes) -> TrainingJob | None:
+        """The job of the launch with other values of some options; None if Megatron refuses it."""
+        return self._known(tuple(sorted(changes.items())))
+
+    def _derived(self, changes: tuple[tuple[str, object], ...]) -> TrainingJob | None:
+        try:
+            return self._problem.job(dict(changes))
+        except AnalyzerError:
+            return None
+
+    def __reduce__(self) -> tuple[type[Jobs], tuple[Problem]]:
+        return Jobs, (self._problem,)
 
 
 def with_changes(arguments: Arguments, changes: Changes) -> Arguments:

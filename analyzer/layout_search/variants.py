@@ -12,7 +12,6 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from analyzer.errors import AnalyzerError
 from analyzer.layout_search.bounds import BlockCache, Bounds, SplitFigures, bounds, plan_of
 from analyzer.layout_search.space import Recompute
 from analyzer.memory.device_overhead import outside_allocator_bytes
@@ -30,7 +29,7 @@ class Variants:
     """The ways to recompute activations, for jobs that differ only in their stages, batch and world."""
 
     def __init__(
-        self, build: Callable[[Recompute], TrainingJob], speed: SpeedSpec, rates: Efficiencies, attention: BlockCache
+        self, build: Callable[[Recompute], TrainingJob | None], speed: SpeedSpec, rates: Efficiencies, attention: BlockCache
     ) -> None:
         self._build, self._speed, self._rates = build, speed, rates
         self._figures: dict[Recompute, SplitFigures | None] = {}
@@ -44,11 +43,12 @@ class Variants:
 
     def _of(self, atom: Recompute) -> SplitFigures | None:
         if atom not in self._figures:
-            try:
-                figures = SplitFigures(self._build(atom), self._speed, self._rates, blocks=self._blocks, attention=self._attention)
-                self._figures[atom] = figures
-            except AnalyzerError:
-                self._figures[atom] = None
+            job = self._build(atom)
+            self._figures[atom] = (
+                SplitFigures(job, self._speed, self._rates, blocks=self._blocks, attention=self._attention)
+                if job is not None
+                else None
+            )
         return self._figures[atom]
 
 

@@ -34,7 +34,7 @@ from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import Block
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
-from analyzer.states.adam import copies_gradients, uses_torch_adam
+from analyzer.states.adam import copies_gradients, step_tensors_of_torch
 from analyzer.states.bytes_per_parameter import FP32, bytes_per_parameter
 from analyzer.units import DTYPE_BYTES, round_up
 
@@ -107,7 +107,7 @@ def least_state_bytes(job: TrainingJob, *, dense: int, experts: int, parameter_b
     With FP8 a weight has at least one byte.
     """
     optimizer = job.optimizer
-    if job.fsdp is not None or optimizer.offload is not None or optimizer.name not in ("adam", "sgd"):
+    if job.fsdp is not None or optimizer.offload is not None or optimizer.facts.updates != "in place":
         return 0
     least = dense + experts if job.precision.fp8 is not None else parameter_bytes
     return state_bytes(job, dense=dense, experts=experts, parameter_bytes=least)[0]
@@ -246,7 +246,7 @@ def state_bytes(job: TrainingJob, *, dense: int, experts: int, parameter_bytes: 
         owned = dense // reduction_size(job.parallel, "dp_cp") + experts // reduction_size(job.parallel, "edp")
     each = bytes_per_parameter(job)
     kept = parameter_bytes + int(DTYPE_BYTES[job.precision.gradients]) * (dense + experts)
-    in_step = copies_gradients(job) + uses_torch_adam(job)
+    in_step = copies_gradients(job) + len(step_tensors_of_torch(job))
     return kept + int((each.master + each.total_moments) * owned), FP32 * owned * in_step
 
 

@@ -197,7 +197,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
         context.te and fp8 is not None and fp8.recipe == "nvfp4" and any(each.derived(_reads_fp4) for each, _ in context.modules)
     )
     in_main = in_torch | LINEAR if in_fp4 else in_torch
-    if kinds & in_main or job.optimizer.muon is not None:  # Muon uses GEMMs on every stage
+    if kinds & in_main or job.optimizer.facts.orthogonalizes:  # with GEMMs on every stage
         size, of_layers = cublas_workspace_bytes(job), bool(kinds & in_main)
         yield Workspace("cuBLAS workspace of the main thread", size, in_main, "forward" if of_layers else "optimizer")
     if kinds & in_torch:

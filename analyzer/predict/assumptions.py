@@ -38,7 +38,7 @@ def assumptions(job: TrainingJob, ranks: Sequence[RankClass], stages: Sequence[S
             f"CUDA graphs use up to {pool / GIB:.2f} GiB in a separate memory pool: it is part of reserved and device "
             "memory, and of allocated memory only during the capture"
         )
-    if job.optimizer.offload is not None or job.optimizer.muon is not None:
+    if job.optimizer.offload is not None or job.optimizer.facts.assumptions:
         from analyzer.states.notes import optimizer_notes
 
         stated.extend(optimizer_notes(job, stages))

@@ -20,13 +20,14 @@ from analyzer.specs.model import (
     ModelSpec,
 )
 from analyzer.specs.moe import FlexSpec, MoeSpec
-from analyzer.specs.optimizer import FsdpSpec, MuonSpec, OffloadSpec, OptimizerSpec
+from analyzer.specs.optimizer import OPTIMIZERS, FsdpSpec, MuonSpec, OffloadSpec, OptimizerFacts, OptimizerSpec
 from analyzer.specs.parallel import ParallelSpec, PipelineSpec
 from analyzer.specs.precision import Fp8Recipe, Fp8Spec, PrecisionSpec
 from analyzer.specs.software import SoftwareSpec
 from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
 
 __all__ = [
+    "OPTIMIZERS",
     "Activation",
     "ActivationOffloadSpec",
     "AssumedVocabulary",
@@ -50,6 +51,7 @@ __all__ = [
     "MoeSpec",
     "MuonSpec",
     "OffloadSpec",
+    "OptimizerFacts",
     "OptimizerSpec",
     "ParallelSpec",
     "PipelineSpec",

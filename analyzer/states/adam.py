@@ -1,4 +1,6 @@
-"""Model states with Adam or SGD: fp32 master weights and moments, sharded by the distributed optimizer or unsharded.
+"""Model states with an optimizer that updates parameters in place, such as Adam or SGD: fp32 master weights and moments.
+
+They are sharded by the distributed optimizer, or unsharded.
 
 Sources: core/optimizer/{optimizer,distrib_optimizer}.py (0.16.1).
 """
@@ -30,7 +32,7 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
     """Model states of one rank. `parameters` and `gradients` are the bytes of parameters and gradient buffers."""
     owned = _owned(job, buffers) if job.optimizer.distributed else sum(numel_of(tree) for tree in stage.trees)
     each = bytes_per_parameter(job)
-    roots = (Tensor(name="square roots of torch's Adam", shape=(owned,), dtype="fp32"),) if uses_torch_adam(job) else ()
+    of_torch = tuple(Tensor(name=name, shape=(owned,), dtype="fp32") for name in step_tensors_of_torch(job))
     updated = sorted(buffers, key=lambda buffer: buffer.group == "edp")  # the optimizer of experts is the last one
     steps = (*_casts(job, updated), *_unscaled(job, updated))
     return States(
@@ -39,7 +41,7 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
         master_weights=int(each.master * owned),
         moments=int(each.total_moments * owned),
         gradient_copies=FP32 * owned if copies_gradients(job) else 0,
-        step_workspace=(*roots, *max((step.tensors for step in steps), key=total_bytes, default=())),
+        step_workspace=(*of_torch, *max((step.tensors for step in steps), key=total_bytes, default=())),
         first_step_bytes=max(_conversion_to_fp32(job, updated), *(total_bytes(step.tensors) - step.later for step in steps), 0),
     )
 
@@ -97,10 +99,10 @@ def _scaled_dtypes(job: TrainingJob) -> tuple[str, ...]:
     Source: `fuse_unscale` (transformer_engine/pytorch/optimizers/fused_adam.py, 2.13 to 2.18).
     """
     optimizer = job.optimizer
-    if not optimizer.precision_aware or optimizer.name != "adam":
+    if not optimizer.precision_aware:
         return ()
     master = (optimizer.main_params_dtype,) if adam_stores_master_weights(job) and job.precision.parameters != "fp32" else ()
-    moments = (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype)
+    moments = optimizer.state_dtypes
     in_place = moments == ("bf16", "bf16") and not job.software.te_is_before("2.13")
     return tuple(dtype for dtype in (*(() if in_place else moments), *master) if dtype != "fp32")
 
@@ -162,14 +164,14 @@ def _owned(job: TrainingJob, buffers: Sequence[Buffer]) -> int:
     return sum(shard_numel(buffer, reduction_size(job.parallel, buffer.group)) for buffer in buffers)
 
 
-def uses_torch_adam(job: TrainingJob) -> bool:
-    """Whether Adam is torch's, whose step creates the square roots of all second moments at once (`torch._foreach_sqrt`).
+def step_tensors_of_torch(job: TrainingJob) -> tuple[str, ...]:
+    """Names of the fp32 tensors of all elements that the step creates, if the optimizer is torch's.
 
     core/optimizer/__init__.py imports the fused Adam of Transformer Engine, or else that of Apex. Fused gradient accumulation of
     Megatron's own layers needs Apex too, so a launch without it is taken to have neither.
-    Source: torch/optim/adam.py `_multi_tensor_adam` (2.8).
     """
-    return job.optimizer.name == "adam" and job.software.te is None and not job.flags.gradient_accumulation_fusion
+    is_torch = job.software.te is None and not job.flags.gradient_accumulation_fusion
+    return job.optimizer.facts.step_tensors_of_torch if is_torch else ()
 
 
 def copies_gradients(job: TrainingJob) -> bool:

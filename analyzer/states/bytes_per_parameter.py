@@ -16,8 +16,6 @@ from analyzer.units import DTYPE_BYTES
 FP32: Final = 4
 REMAINDER: Final = 2
 """TE FusedAdam stores only the low half of the fp32 master weight of a bf16 parameter (store_param_remainders, from TE 2.1 on)."""
-MOMENTS: Final[dict[str, int]] = {"adam": 2, "sgd": 1, "muon": 1, "lion": 1}
-"""Number of moments: two for Adam, one for SGD with momentum, Muon and Lion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,25 +34,11 @@ class ParameterBytes:
 
 
 def bytes_per_parameter(job: TrainingJob) -> ParameterBytes:
-    """Adam and SGD in mixed precision. Master weights that Adam stores are created in the first step and count as moments."""
-    optimizer = job.optimizer
-    if optimizer.precision_aware:
-        moments = (float(DTYPE_BYTES[optimizer.exp_avg_dtype]), float(DTYPE_BYTES[optimizer.exp_avg_sq_dtype]))
-        if adam_stores_master_weights(job):
-            return ParameterBytes(master=0, moments=(*moments, remainder_bytes(job)))
-        return ParameterBytes(master=_master(job), moments=moments)
-    return ParameterBytes(master=_master(job), moments=fp32_moments(job))
-
-
-def fp32_moments(job: TrainingJob) -> tuple[float, ...]:
-    """Moments of an optimizer that stores them in fp32. SGD without momentum has none."""
-    if job.optimizer.name == "sgd" and not job.optimizer.sgd_momentum:
-        return ()
-    return (FP32,) * MOMENTS[job.optimizer.name]
-
-
-def _master(job: TrainingJob) -> int:
-    return 0 if job.precision.parameters == "fp32" else FP32
+    """Bytes in mixed precision. Master weights that Adam stores are created in the first step and count as moments."""
+    moments = tuple(DTYPE_BYTES[dtype] for dtype in job.optimizer.state_dtypes)
+    if adam_stores_master_weights(job):
+        return ParameterBytes(master=0, moments=(*moments, remainder_bytes(job)))
+    return ParameterBytes(master=0 if job.precision.parameters == "fp32" else FP32, moments=moments)
 
 
 def adam_stores_master_weights(job: TrainingJob) -> bool:

@@ -100,7 +100,7 @@ def _with_pieces(job: TrainingJob, states: States, pieces: Sequence[Piece], *, u
     return replace(
         states,
         master_weights=master_weights,
-        moments=sum(2 * size for size, _ in sizes),
+        moments=sum(len(job.optimizer.state_dtypes) * size for size, _ in sizes),
         permanent_gradient_copies=master_weights if job.precision.gradients != "fp32" else 0,
         at_start=states.parameters + states.gradients + unsharded + master_weights,
         start_peak=StartPeak.OPTIMIZER,

@@ -24,7 +24,7 @@ from analyzer.buffers.fsdp_gathering import gathered_after_step
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, parameters
 from analyzer.specs import TrainingJob
-from analyzer.states.bytes_per_parameter import FP32, casts_to_stored_fp8, fp32_moments
+from analyzer.states.bytes_per_parameter import FP32, casts_to_stored_fp8
 from analyzer.states.record import States
 from analyzer.units import BLOCK, dtype_bytes, round_up
 
@@ -41,7 +41,7 @@ def sharded_states(job: TrainingJob, stage: StageModel) -> States:
         by_dtype[dtype] = by_dtype.get(dtype, 0) + _gradient_numel(job, bucket)
     gathered = sum(gathered_after_step(job, chunk, tree) for chunk, tree in zip(chunks, stage.trees, strict=True))
     casts = [_cast_bytes(job, [bucket for bucket in buckets if bucket.expert is expert]) - gathered for expert in (False, True)]
-    moments = len(fp32_moments(job))
+    moments = len(job.optimizer.state_dtypes)
     of_experts = moments * sum(size for bucket, size in zip(buckets, owned, strict=True) if bucket.expert)
     copied = sum(size for bucket, size in zip(buckets, owned, strict=True) if gradient_dtype(job, bucket) != "fp32")
     return States(

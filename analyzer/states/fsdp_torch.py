@@ -14,7 +14,7 @@ from analyzer.buffers.parameter_order import creation_order, has_weight_decay
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Parameter, Tensor, parameters
 from analyzer.specs import TrainingJob
-from analyzer.states.bytes_per_parameter import FP32, fp32_moments
+from analyzer.states.bytes_per_parameter import FP32
 from analyzer.states.record import States
 from analyzer.units import BLOCK, dtype_bytes, round_up
 
@@ -34,7 +34,7 @@ def torch_states(job: TrainingJob, stage: StageModel) -> States:
         parameters=shards,
         gradients=shards,
         master_weights=in_fp32 if half else 0,
-        moments=len(fp32_moments(job)) * in_fp32,
+        moments=len(job.optimizer.state_dtypes) * in_fp32,
         gradient_copies=in_fp32 - shards if half else 0,
         at_start=unsharded,
         step_workspace=_beside_copies(job, stage, in_fp32) if half else (),

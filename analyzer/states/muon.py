@@ -16,9 +16,9 @@ from analyzer.buffers.matrices import OptimizerParameter, weights
 from analyzer.errors import InputError
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
-from analyzer.specs import MuonSpec, TrainingJob
+from analyzer.specs import OPTIMIZERS, MuonSpec, TrainingJob
 from analyzer.specs.release import is_before
-from analyzer.states.lion import lion_updates
+from analyzer.states.one_by_one import largest_updates
 from analyzer.states.record import States
 from analyzer.units import BLOCK, round_up
 
@@ -66,9 +66,10 @@ def with_owned(job: TrainingJob, states: States, owned: Sequence[OptimizerParame
     peaks = tuple(_orthogonalizing(job, owned))
     orthogonalizing = max((tensors for tensors, _ in peaks), key=total_bytes, default=())
     others = [weight for weight in owned if not weight.orthogonalized]
-    lion = muon_of(job).scalar_optimizer == "lion"
-    updating = lion_updates(others) if lion else ()
-    of_others = sum((1 if lion else 2) * round_up(4 * weight.numel, BLOCK) for weight in others) + 8 * adam_numel
+    scalar = OPTIMIZERS[muon_of(job).scalar_optimizer]
+    updating = largest_updates(others) if scalar.updates == "one by one" else ()
+    moments = len(scalar.states(job.optimizer))
+    of_others = moments * sum(round_up(4 * weight.numel, BLOCK) for weight in others) + 8 * adam_numel
     master_weights = sum(bytes_each for bytes_each, is_half in zip(each, half, strict=True) if is_half)
     master_weights += 4 * adam_numel if job.precision.parameters != "fp32" else 0
     return replace(

@@ -1,4 +1,4 @@
-"""Assumptions about optimizer CPU offload and Muon, as sentences with their figures."""
+"""Assumptions about the optimizer, as sentences with their figures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ def optimizer_notes(job: TrainingJob, stages: Sequence[StageModel]) -> Iterator[
     """The assumptions of a job, one sentence each."""
     if job.optimizer.offload is not None:
         yield from _offload_notes(job, stages)
+    yield from job.optimizer.facts.assumptions
     muon = job.optimizer.muon
-    if muon is None:
-        return
-    yield "temporary tensors of Muon are those of emerging_optimizers in its releases up to 2026"
-    if muon.layer_wise and muon.tensor_parallel != "blockwise" and job.parallel.data_with_context > 1:
+    if muon is not None and muon.layer_wise and muon.tensor_parallel != "blockwise" and job.parallel.data_with_context > 1:
         yield (
             "tensor-parallel communication of Muon is that of the data-parallel rank that sends the most, so sums over the cluster "
             "are overestimated"

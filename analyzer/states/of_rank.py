@@ -57,14 +57,14 @@ def stage_states(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> 
     flat = [buffer for chunk in buffers for buffer in chunk]
     gradients = sum(round_up(dtype_bytes(buffer.gradient_dtype, buffer.numel), BLOCK) for buffer in flat)
     parameters = _parameter_bytes(job, stage, flat)
-    if job.optimizer.muon is not None:
+    if job.optimizer.facts.orthogonalizes:
         from analyzer.states.muon import muon_states
 
         return muon_states(job, stage, parameters=parameters, gradients=gradients)
-    if job.optimizer.name == "lion":
-        from analyzer.states.lion import lion_states
+    if job.optimizer.facts.updates == "one by one":
+        from analyzer.states.one_by_one import states_one_by_one
 
-        return lion_states(job, stage, parameters=parameters, gradients=gradients)
+        return states_one_by_one(job, stage, parameters=parameters, gradients=gradients)
     if job.optimizer.offload is not None:
         from analyzer.states.cpu_offload import offloaded_states
 

@@ -124,8 +124,7 @@ def _not_counted(job: TrainingJob) -> tuple[str, ...]:
     found = ["data loading, logging and the first iterations (compilation, warm-up)"]
     if job.activation_offload is not None:
         found.append("copies of offloaded activations, which are assumed to be hidden")
-    if job.optimizer.muon is not None:
-        found.append("the orthogonalization of Muon")
+    found.extend(job.optimizer.facts.not_timed)
     if job.optimizer.offload is not None:
         found.append("the optimizer step on the host; copies to it are counted")
     if job.model.moe is not None and job.model.moe.shared_overlap:

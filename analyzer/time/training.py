@@ -7,7 +7,7 @@ from typing import Final
 from analyzer.results import TrainingTime
 from analyzer.specs import TrainingJob
 from analyzer.specs.run import RunSpec
-from analyzer.states.bytes_per_parameter import FP32, MOMENTS
+from analyzer.states.bytes_per_parameter import FP32
 from analyzer.time.iteration import IterationTime
 from analyzer.units import DTYPE_BYTES, ceil_div
 
@@ -110,5 +110,6 @@ def checkpoint_bytes(job: TrainingJob, run: RunSpec, parameters: int) -> int:
     if not run.saves:
         return 0
     weights = int(DTYPE_BYTES[job.precision.parameters])
+    moments = len(job.optimizer.state_dtypes)
     masters = 0 if job.precision.parameters == "fp32" else 1
-    return parameters * (weights + (FP32 * (MOMENTS[job.optimizer.name] + masters) if run.saves_optimizer else 0))
+    return parameters * (weights + (FP32 * (moments + masters) if run.saves_optimizer else 0))

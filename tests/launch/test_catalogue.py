@@ -70,6 +70,23 @@ def test_catalogue_is_what_the_tool_writes(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "catalogue.json").read_text() == (root / "analyzer/launch/options/catalogue.json").read_text()
 
 
+def test_the_catalogue_has_a_sorted_line_for_each_interval_of_releases() -> None:
+    own, other, short = (option_rows.flag(name) for name in ("--own", "--other", "--short"))
+    releases = {"2023": [own, other], "0.3.0": [own], "0.12.3": [own, other, short], "0.13.0": [own, other]}
+    fields = {name: [name, "true", 0, True, False] for name in ("own", "other", "short")}
+    assert make_catalogue.rows(releases) == [
+        [["--other"], "-2023", *fields["other"]],
+        [["--other"], "0.12-", *fields["other"]],
+        [["--own"], "-", *fields["own"]],
+        [["--short"], "0.12-0.12", *fields["short"]],
+    ]
+    # the next release changes no line but those of its own options
+    later = make_catalogue.rows({**releases, "0.14.0": [own, other, option_rows.flag("--new")]})
+    assert [row for row in later if row not in make_catalogue.rows(releases)] == [
+        [["--new"], "0.14-", "new", "true", 0, True, False]
+    ]
+
+
 @pytest.mark.parametrize(
     ("argv", "release"),
     [

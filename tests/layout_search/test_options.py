@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import shlex
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from analyzer.api import problem_of, read_launch
 from analyzer.layout_search.command_line import command_line
 from analyzer.layout_search.dimensions import space_of
 from analyzer.layout_search.options import as_text, by_flag
+from analyzer.layout_search.problem import Jobs
 from analyzer.layout_search.split_jobs import changed_options, job_of_layout, layout_changes
 from analyzer.specs import TrainingJob
 from tests.fuzz.strategies import phrases
@@ -141,3 +145,22 @@ def test_an_option_is_left_out_as_it_is_spelled() -> None:
 def test_text_of_options() -> None:
     options = {"--tensor-model-parallel-size": 2, "--sequence-parallel": True, "--tp-comm-overlap": False, "--modules": ["a", "b"]}
     assert as_text(options) == "--tensor-model-parallel-size 2 --sequence-parallel --modules a b (without --tp-comm-overlap)"
+
+
+def test_the_job_of_a_layout_is_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(read_launch(f"{LAUNCH} --global-batch-size 16".split(), environ={}, folder=NOWHERE))
+    jobs = Jobs(problem)
+    derived: list[TrainingJob] = []
+
+    def build(*_: object, **__: object) -> TrainingJob:
+        derived.append(problem.given)
+        return problem.given
+
+    monkeypatch.setattr("analyzer.layout_search.problem.build", build)
+    changes = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+    assert jobs.of(changes) is jobs.of(dict(reversed(changes.items()))) is problem.given
+    assert len(derived) == 1
+    copied = pickle.loads(pickle.dumps(jobs))
+    assert copied.of(changes) == problem.given
+    assert len(derived) == 2
+    assert jobs.of({"no_such_option": 1}) is None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from analyzer.launch.derive.reading import option, since, switched_on, text
+from analyzer.specs import OPTIMIZERS, OptimizerSpec
 from analyzer.specs.rules.violation import Violation
 
 if TYPE_CHECKING:
@@ -83,11 +84,11 @@ def _formats(arguments: Arguments) -> Iterator[Violation]:
 def _without_gloo(arguments: Arguments) -> Iterator[Violation]:
     """Without process groups on the host, optimizer shards are not gathered to be saved.
 
-    From 0.18 on, optimizers other than sgd and adam have no such shards when this is checked.
+    From 0.18 on, emerging optimizers have no such shards when this is checked.
     """
     gloo = arguments.get("use_gloo_process_groups", arguments.get("enable_gloo_process_groups"))
-    usual = text(arguments, "optimizer", "adam") in ("adam", "sgd") or not since(arguments, "0.18")
-    if gloo is not False or not switched_on(arguments, "use_distributed_optimizer") or not usual:
+    emerging = OPTIMIZERS[text(arguments, "optimizer", OptimizerSpec.name)].emerging and since(arguments, "0.18")
+    if gloo is not False or not switched_on(arguments, "use_distributed_optimizer") or emerging:
         return
     dest = "use_gloo_process_groups" if "use_gloo_process_groups" in arguments.values else "enable_gloo_process_groups"
     if text(arguments, "ckpt_format", "torch_dist") == "torch":

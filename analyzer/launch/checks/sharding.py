@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.launch.derive.fsdp import sharding_flag
 from analyzer.launch.derive.reading import option, since, size, switched_on, text
+from analyzer.specs import OPTIMIZERS, OptimizerSpec
 from analyzer.specs.rules.violation import Violation
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ def _instances(arguments: Arguments) -> Iterator[Violation]:
     dest = "num_distributed_optimizer_instances"
     if size(arguments, dest) == 1 or sharding_flag(arguments) is not None:
         return
-    name = text(arguments, "optimizer", "adam")
-    usual = name in ("adam", "sgd")
-    if usual and not switched_on(arguments, "use_distributed_optimizer"):
+    name = text(arguments, "optimizer", OptimizerSpec.name)
+    emerging = OPTIMIZERS[name].emerging
+    if not emerging and not switched_on(arguments, "use_distributed_optimizer"):
         yield Violation((dest,), "needs the distributed optimizer", "add --use-distributed-optimizer")
-    if not usual and not since(arguments, "0.18"):
+    if emerging and not since(arguments, "0.18"):
         yield Violation((dest,), f"needs the distributed optimizer, which --optimizer {name} does not have", _LEAVE)
     if switched_on(arguments, "ddp_reduce_scatter_with_fp32_accumulation"):
         yield Violation((dest,), "contradicts --ddp-reduce-scatter-with-fp32-accumulation", "keep one of the two")

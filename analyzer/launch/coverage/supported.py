@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import UnsupportedError
 from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
 from analyzer.launch.derive.reading import option
+from analyzer.specs.optimizer import OPTIMIZERS, names_of_optimizers
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -22,7 +23,7 @@ _OTHER_MODEL: Final = "models with it cannot be analyzed; give the launch of a G
 MODELLED_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "DDP_impl": ("local",),
     "megatron_fsdp_main_params_dtype": ("fp32",),
-    "optimizer": ("adam", "sgd", "muon", "dist_muon", "lion"),
+    "optimizer": tuple(OPTIMIZERS),
     "position_embedding_type": ("learned_absolute", "rope", "yarn", "none"),
     "transformer_impl": ("transformer_engine", "local"),
     "distributed_backend": ("nccl",),
@@ -82,7 +83,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "megatron_fsdp_main_params_dtype": ("shards of other types are not modelled", "use fp32"),
     "tensor_parallel_num_weight_shards": ("weights sharded beyond tensor parallelism are not modelled", _WITHOUT),
     "expert_tensor_parallel_num_weight_shards": ("weights sharded beyond tensor parallelism are not modelled", _WITHOUT),
-    "optimizer": ("this optimizer is not modelled", "use --optimizer adam, sgd, lion or muon"),
+    "optimizer": ("this optimizer is not modelled", f"use --optimizer {names_of_optimizers()}"),
     "freeze_all_layers": ("a frozen model is not modelled", _WITHOUT),
     # offloading, graphs, overlap
     "optimizer_cuda_graph": ("a CUDA graph of the optimizer step is not modelled", _WITHOUT),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import option, positive, since, switched_on, text
-from analyzer.specs import MuonSpec
+from analyzer.specs import OPTIMIZERS, MuonSpec, OptimizerSpec
 from analyzer.specs.rules.violation import multiple_near
 
 if TYPE_CHECKING:
@@ -22,15 +22,8 @@ QUINTIC = 5
 FORMATS = ("torch", "torch_dist")
 
 
-def is_muon(arguments: Arguments) -> bool:
-    """Whether matrices are updated by Muon."""
-    return text(arguments, "optimizer", "adam") in ("muon", "dist_muon")
-
-
-def muon_spec(arguments: Arguments) -> MuonSpec | None:
-    """The settings of Muon; None with another optimizer. Raises InputError for what Megatron refuses."""
-    if not is_muon(arguments):
-        return None
+def muon_spec(arguments: Arguments) -> MuonSpec:
+    """The settings of Muon. Raises InputError for what Megatron refuses."""
     layer_wise = _is_layer_wise(arguments)
     aligned = layer_wise and since(arguments, "0.18") and bool(arguments.get("use_layer_wise_param_layout", True))
     _check_overlap(arguments, layer_wise=layer_wise, aligned=aligned)
@@ -43,7 +36,7 @@ def muon_spec(arguments: Arguments) -> MuonSpec | None:
         nesterov=switched_on(arguments, "muon_use_nesterov") or switched_on(arguments, "muon_nesterov"),
         steps=_steps(arguments),
         iterates_dtype="bf16" if text(arguments, "muon_fp32_matmul_prec", "medium") == "medium" else "fp32",
-        scalar_optimizer=cast(Literal["adam", "lion"], text(arguments, "muon_scalar_optimizer", "adam")),
+        scalar_optimizer=text(arguments, "muon_scalar_optimizer", MuonSpec.scalar_optimizer),
     )
 
 
@@ -55,7 +48,7 @@ def _is_layer_wise(arguments: Arguments) -> bool:
         raise InputError(
             named, "cannot be used with Muon in this release", "leave it out, or use --optimizer dist_muon for sharded states"
         )
-    return asked or text(arguments, "optimizer", "adam") == "dist_muon"
+    return asked or OPTIMIZERS[text(arguments, "optimizer", OptimizerSpec.name)].layer_wise
 
 
 def _check_overlap(arguments: Arguments, *, layer_wise: bool, aligned: bool) -> None:

@@ -5,14 +5,13 @@ Megatron: `validate_args`, `OptimizerConfig.__post_init__`, `DistributedDataPara
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING
 
-from analyzer.errors import InputError
-from analyzer.launch.derive.lion import check_lion
-from analyzer.launch.derive.muon import muon_spec
+from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.optimizer_offload import offload_spec
-from analyzer.launch.derive.reading import RELEASE_2023, number, option, positive, switched_on, text
-from analyzer.specs import OptimizerSpec
+from analyzer.launch.derive.reading import RELEASE_2023, number, option, positive, since, switched_on, text
+from analyzer.specs import OPTIMIZERS, MuonSpec, OptimizerFacts, OptimizerSpec
+from analyzer.specs.optimizer import names_of_optimizers
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -23,19 +22,14 @@ _STATE_DTYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 def optimizer_spec(arguments: Arguments, *, gradients: str) -> OptimizerSpec:
     """The optimizer and its collectives, for gradients of this type. Raises InputError for what Megatron refuses.
 
-    Optimizers other than adam, sgd, muon and lion are refused earlier, in `coverage.supported`.
+    Optimizers that are not in `OPTIMIZERS` are refused earlier, in `coverage.supported`.
     """
-    check_lion(arguments)
-    muon = muon_spec(arguments)
-    name = "muon" if muon is not None else text(arguments, "optimizer", "adam")
+    facts = OPTIMIZERS[text(arguments, "optimizer", OptimizerSpec.name)]
+    muon = _muon(arguments) if facts.orthogonalizes else None
     distributed = muon.aligned if muon is not None else switched_on(arguments, "use_distributed_optimizer")
-    if distributed and name not in ("adam", "muon"):
-        raise InputError(
-            option(arguments, "use_distributed_optimizer"),
-            f"needs adam, and --optimizer is {name}",
-            "use --optimizer adam, or leave it out",
-        )
-    _check_precision_aware(arguments, name=name, distributed=distributed, gradients=gradients)
+    _check_release(arguments, facts)
+    _check_sharding(arguments, facts, distributed=distributed)
+    _check_precision_aware(arguments, facts, distributed=distributed, gradients=gradients)
     _check_overlap(arguments, distributed=distributed)
     average = switched_on(arguments, "ddp_average_in_collective")
     if average and switched_on(arguments, "calculate_per_token_loss"):
@@ -43,7 +37,7 @@ def optimizer_spec(arguments: Arguments, *, gradients: str) -> OptimizerSpec:
             option(arguments, "ddp_average_in_collective"), "contradicts --calculate-per-token-loss", "keep one of the two"
         )
     return OptimizerSpec(
-        name=cast(Literal["adam", "sgd", "muon", "lion"], name),
+        name=facts.name,
         muon=muon,
         offload=offload_spec(arguments),
         sgd_momentum=number(arguments, "sgd_momentum", 0.9),
@@ -69,11 +63,40 @@ def optimizer_spec(arguments: Arguments, *, gradients: str) -> OptimizerSpec:
     )
 
 
-def _check_precision_aware(arguments: Arguments, *, name: str, distributed: bool, gradients: str) -> None:
+def _muon(arguments: Arguments) -> MuonSpec:
+    from analyzer.launch.derive.muon import muon_spec  # imported for Muon only, for a short start-up
+
+    return muon_spec(arguments)
+
+
+def _check_release(arguments: Arguments, facts: OptimizerFacts) -> None:
+    """Raises UnsupportedError for an optimizer that is not modelled in this release."""
+    if facts.not_modelled_since is None:
+        return
+    release, reason = facts.not_modelled_since
+    if since(arguments, release):
+        raise UnsupportedError(f"--optimizer {facts.name}", reason, f"use {names_of_optimizers(without=facts.name)}")
+
+
+def _check_sharding(arguments: Arguments, facts: OptimizerFacts, *, distributed: bool) -> None:
+    """Raises InputError for an optimizer that Megatron does not shard, UnsupportedError for FSDP that is not modelled with it."""
+    if distributed and facts.sharding is None:
+        raise InputError(
+            option(arguments, "use_distributed_optimizer"),
+            f"needs adam, and --optimizer is {facts.name}",
+            "use --optimizer adam, or leave it out",
+        )
+    for dest in ("use_torch_fsdp2", "use_megatron_fsdp"):
+        if switched_on(arguments, dest) and not facts.fsdp:
+            fault = f"sharding with {facts.title} is not modelled"
+            raise UnsupportedError(option(arguments, dest), fault, "use --optimizer adam")
+
+
+def _check_precision_aware(arguments: Arguments, facts: OptimizerFacts, *, distributed: bool, gradients: str) -> None:
     if switched_on(arguments, "use_precision_aware_optimizer"):
         named = option(arguments, "use_precision_aware_optimizer")
-        if name != "adam":
-            raise InputError(named, f"needs adam, and --optimizer is {name}", "use --optimizer adam, or leave it out")
+        if not facts.precision_aware:
+            raise InputError(named, f"needs adam, and --optimizer is {facts.name}", "use --optimizer adam, or leave it out")
         if not distributed:
             raise InputError(named, "needs the distributed optimizer", "add --use-distributed-optimizer")
         if gradients == "fp16" and number(arguments, "clip_grad", 1.0) > 0:  # `clip_grad_by_total_norm_fp32`

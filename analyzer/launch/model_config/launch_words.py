@@ -16,6 +16,7 @@ from analyzer.launch.info_options import value_of
 from analyzer.launch.model_config.common import MegatronModel, Option
 from analyzer.launch.model_config.families import megatron_model
 from analyzer.launch.model_config.published import read_configuration
+from analyzer.specs import OPTIMIZERS, OptimizerSpec
 from analyzer.specs.release import release_number
 from analyzer.units import natural
 
@@ -96,7 +97,8 @@ def _takes_distributed_optimizer(words: Sequence[str], given: Collection[str]) -
     """Not if it is given, or replaced by torch FSDP2 or another optimizer than Adam."""
     if {"--use-distributed-optimizer", "--use-torch-fsdp2"} & set(given):
         return False
-    return value_of("--optimizer", words) in (None, "adam")
+    facts = OPTIMIZERS.get(value_of("--optimizer", words) or OptimizerSpec.name)
+    return facts is not None and facts.sharding == "distributed"
 
 
 def _positions(model: MegatronModel, words: Sequence[str]) -> int:

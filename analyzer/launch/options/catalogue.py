@@ -23,7 +23,7 @@ OLDEST: Final = "2023"
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Options of all releases: each variant of an option, with a bit mask of the releases that have this variant."""
+    """Options of all releases: each variant of an option, with a bit mask of the releases of an interval that have this variant."""
 
     releases: tuple[str, ...]
     """Oldest first; '2023' is the code of August 2023."""
@@ -80,15 +80,26 @@ class Catalogue:
 
 @cache
 def load_catalogue() -> Catalogue:
-    """Loads the catalogue of this package."""
+    """Loads the catalogue of this package. tools/make_catalogue.py describes the format."""
     content = json.loads(Path(__file__).with_name("catalogue.json").read_bytes())
-    variants = tuple((row[0], Option(*row[1:])) for row in content["options"])
+    releases = content["releases"]
+    since = {minor(release): 1 << index for index, release in enumerate(releases)}  # the bit of a release
+    until = {release: bit << 1 for release, bit in since.items()}  # the bit after it
+    since[""], until[""] = 1, 1 << len(releases)
+    known: dict[str, int] = {}  # the mask of each interval
+    variants: list[tuple[int, Option]] = []
     masks: dict[str, int] = {}
     newest: dict[str, Option] = {}
-    highest: dict[str, int] = {}
-    for mask, option in variants:
+    for row in content["options"]:
+        interval = row.pop(1)
+        if (mask := known.get(interval)) is None:
+            first, _, last = interval.partition("-")
+            mask = known[interval] = until[last] - since[first]
+        option = Option(*row)
+        variants.append((mask, option))
         for flag in option.flags:
-            masks[flag] = masks.get(flag, 0) | mask
-            if mask > highest.get(flag, 0):
-                highest[flag], newest[flag] = mask, option
-    return Catalogue(tuple(content["releases"]), variants, masks, newest)
+            earlier = masks.get(flag, 0)
+            if mask > earlier:  # a later interval
+                newest[flag] = option
+            masks[flag] = earlier | mask
+    return Catalogue(tuple(releases), tuple(variants), masks, newest)

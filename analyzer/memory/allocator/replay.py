@@ -58,10 +58,10 @@ def is_replayed(job: TrainingJob) -> bool:
     """Whether the order of a job's allocations is known.
 
     It is not known with FSDP, CUDA graphs, activation or optimizer offloading, overlapped microbatches, deferred weight gradients,
-    Muon and Lion.
+    and optimizers that update one parameter after another.
     """
     elsewhere = job.fsdp or job.graphs or job.activation_offload or job.optimizer.offload or job.flags.defer_embedding_wgrad
-    return not elsewhere and not job.flags.overlap_moe_expert_parallel_comm and job.optimizer.name in ("adam", "sgd")
+    return not elsewhere and not job.flags.overlap_moe_expert_parallel_comm and job.optimizer.facts.updates == "in place"
 
 
 def first_steps(order: Sequence[Step]) -> Sequence[Step]:

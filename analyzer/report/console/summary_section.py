@@ -10,7 +10,7 @@ from analyzer.report.console.elements import KEY, fields, heading, paragraph, po
 from analyzer.report.console.names import plural
 from analyzer.report.console.verdict_section import share
 from analyzer.results import Report, Verdict
-from analyzer.specs import ModelSpec, ParallelSpec, TrainingJob
+from analyzer.specs import ModelSpec, OptimizerSpec, ParallelSpec, TrainingJob
 from analyzer.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _batch(job: TrainingJob) -> str:
         f"{plural(batch.microbatches, 'microbatch', 'microbatches')} per iteration per data-parallel rank; "
         f"sequence length {batch.seq_length:,}"
     )
-    return text if job.optimizer.name == "adam" else f"{text}; optimizer {job.optimizer.name}"
+    return text if job.optimizer.name == OptimizerSpec.name else f"{text}; optimizer {job.optimizer.name}"
 
 
 def unknown(report: Report) -> list[RenderableType]:
