@@ -183,7 +183,7 @@ class File {
       uint32_t record_bytes;
       char zero[28];
       uint32_t checksum;
-    } preamble{{'\x89', 'M', 'E', 'M', 'T', 'R', 'C', '\n'}, 1, 1, sizeof(Record), {}, 0};
+    } preamble{{'\x89', 'M', 'E', 'M', 'T', 'R', 'C', '\n'}, 1, 2, sizeof(Record), {}, 0};
     static_assert(sizeof preamble == sizeof(Record), "the preamble has the size of a record");
     preamble.checksum = crc_(&preamble, kSealed, 0);
     put(&preamble, sizeof preamble);
