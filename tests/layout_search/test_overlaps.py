@@ -51,6 +51,7 @@ def on(each: Evaluation) -> set[str]:
     return {flag for flag in FLAGS if each.options.get(flag) is True}
 
 
+@pytest.mark.slow
 def test_the_first_layout_of_a_13b_has_the_overlaps_and_no_other_set_of_them_is_faster() -> None:
     first = found(DENSE).best[0]
     assert {"--overlap-grad-reduce", "--overlap-param-gather", "--cross-entropy-loss-fusion"} <= on(first)

@@ -47,6 +47,7 @@ def test_the_result_does_not_depend_on_the_number_of_workers(count: int) -> None
     assert content(result(count)) == content(result())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 5, 64, 1000])
 def test_the_result_does_not_depend_on_the_size_of_tasks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     before = content(result())

@@ -113,6 +113,7 @@ def test_warnings_are_printed_before_memory() -> None:
     assert "  1, listed at the end" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 120, 160, 200])
 @pytest.mark.parametrize("detail", [(), ("full",)])
 def test_lines_fit_the_width(width: int, detail: tuple[str, ...]) -> None:

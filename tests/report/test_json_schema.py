@@ -177,6 +177,7 @@ def _examples() -> Iterator[tuple[str, tuple[str, ...]]]:
 EXAMPLES: Final = dict(_examples())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name: str, tmp_path: Path) -> None:
     kind = "offloading" if "opt" in name else "inference" if name.startswith("generate") else "training"
@@ -193,6 +194,7 @@ def test_documents_of_options(tmp_path: Path) -> None:
     check(report, "training")
 
 
+@pytest.mark.slow
 def test_documents_of_searches(tmp_path: Path) -> None:
     asked = (*LAUNCH, "--info-search-over", "tp,recompute")
     report = written(tmp_path / "search.json", *asked, "--info-search", "--info-search-max", "micro-batch-size")

@@ -60,6 +60,7 @@ def ranks(values: Sequence[float]) -> list[float]:
     return [float(order.index(each)) for each in range(len(values))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "correlation"),
     [
