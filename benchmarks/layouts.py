@@ -62,11 +62,6 @@ def problem(line: str, *, gpus: int = GPUS, gpu: str = "H100-80GB") -> Problem:
     return problem_of(read_launch(words, environ={}, folder=Path("/nowhere")))
 
 
-def job_of(line: str, *, gpus: int = GPUS) -> TrainingJob:
-    """Return the job of this launch."""
-    return problem(line, gpus=gpus).given
-
-
 def layouts(job: TrainingJob) -> Iterator[TrainingJob]:
     """Yield every legal layout of the job on `GPUS` GPUs with the same global batch size."""
     layers = job.model.num_layers

@@ -1,4 +1,7 @@
-"""The structure of the code: allowed imports between packages, no import cycles, and size limits for folders, files, functions."""
+"""The structure of the code: allowed imports between packages, no import cycles, and size limits for folders and files.
+
+The complexity of functions is limited by ruff (C901 in pyproject.toml).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ast
 import functools
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,14 +17,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = frozenset({"torch", "megatron", "transformer_engine", "numpy"})
-MAX_ENTRIES = 25
-"""Maximum number of files and folders in analyzer/."""
-MAX_FILES = 20
-"""Maximum number of Python files in a folder, without `__init__.py`."""
-MAX_LINES = 400
+MAX_MODULES = 24
+"""Maximum number of Python files in a folder, without `__init__.py` and without packages inside it."""
+MAX_LINES = 500
 """Maximum number of lines of a file."""
-MAX_FUNCTION_LINES = 60
-"""Maximum number of lines of a function."""
 
 LAYERS = (
     {"units", "errors"},
@@ -167,25 +167,13 @@ def test_there_are_no_import_cycles() -> None:
 
 
 def test_folders_are_small() -> None:
-    top = [
-        path
-        for path in (ROOT / "analyzer").iterdir()
-        if (path.suffix == ".py" and path.name != "__init__.py") or (path / "__init__.py").exists()
-    ]
-    assert len(top) <= MAX_ENTRIES
-    files: dict[Path, int] = {}
-    for path in SOURCES:
-        files[path.parent] = files.get(path.parent, 0) + (path.name != "__init__.py")
-    assert {folder: count for folder, count in files.items() if count > MAX_FILES} == {}
+    counts = Counter(path.parent for path in SOURCES if path.name != "__init__.py")
+    assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=dotted)
-def test_files_and_functions_are_small(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= MAX_LINES
-    functions = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {node.name for node in functions if (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES}
-    assert not long
+def test_files_are_small(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
 
 
 def test_the_checks_find_violations(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ One efficiency is searched at a time: on a grid, and then by golden section arou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import exp, log, sqrt
-from statistics import median
 from typing import Final, NamedTuple
 
 from allocator_hook.calibrate.choose import TINY
@@ -158,11 +157,6 @@ def fit(measured: Sequence[Measured], speed: SpeedSpec, shipped: Efficiencies) -
         rates = _descended(rows, searches, speed, rates)
         found |= {search.name: getattr(rates, search.name) for search in searches}
     return found
-
-
-def deviation(measured: Iterable[Measured], speed: SpeedSpec, rates: Efficiencies) -> float:
-    """Median of |ln(predicted / measured)|; 0 if nothing was measured."""
-    return median([abs(log(predicted_seconds(each.item, speed, rates) / each.seconds)) for each in measured] or [0.0])
 
 
 def _descended(rows: Sequence[Measured], searches: Sequence[Search], speed: SpeedSpec, rates: Efficiencies) -> Efficiencies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -101,8 +101,3 @@ def reason_of(error: Exception) -> str:
     line = next(iter(str(error).strip().splitlines()), "")
     text = line if isinstance(error, Unmeasurable) else f"{type(error).__name__}: {line}"
     return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}…"
-
-
-def missing(items: Iterable[Item], reason: str) -> Counter[tuple[str, str]]:
-    """Failures of items that were not tried."""
-    return Counter((kind_of(item), reason) for item in items)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from analyzer.modules.kinds import ATTENTION_BRANCH, FEED_FORWARD_BRANCH, ModuleKind
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.lowering import covers_layers, operations
 from analyzer.program.operations import Operation, OperationKind, Role, with_paths
@@ -73,8 +73,6 @@ class BlockMemory:
     """Tensors that local variables reference from its forward until the forward of the chunk returns."""
     forward_peak: int
     backward_peaks: Peaks
-    backward_peaks_without_leftover: Peaks
-    """The same without `Instant.leftover`."""
     backward_peaks_alone: Peaks
     """The same with `Instant.lingering`."""
     lingering: int
@@ -158,7 +156,6 @@ def _block_memory(module: Module) -> BlockMemory:
         frame=_frame(program.forward),
         forward_peak=forward.peak,
         backward_peaks=Peaks(*backward.peaks),
-        backward_peaks_without_leftover=Peaks(*backward.peaks_without_leftover),
         backward_peaks_alone=Peaks(*backward.peaks_alone),
         lingering=backward.lingering,
         leftover=backward.leftover,
@@ -219,7 +216,6 @@ class _Backward(_Forward):
     def __init__(self, module: Module, listed: list[Instant] | None = None) -> None:
         super().__init__(listed)
         self.peaks = [NO_BYTES] * 4
-        self.peaks_without_leftover = [NO_BYTES] * 4
         self.peaks_alone = [NO_BYTES] * 4
         self.saved = module.retained_before_backward
         self.lingering = 0
@@ -278,8 +274,6 @@ class _Backward(_Forward):
     def compute(self, operation: Operation) -> None:
         which = 2 * self._shares_from_outside + self._past_branch
         allocated = self.saved + self.temporary
-        if allocated > self.peaks_without_leftover[which]:
-            self.peaks_without_leftover[which] = allocated
         if allocated + self.leftover > self.peaks[which]:
             self.peaks[which] = allocated + self.leftover
         self.peaks_alone[which] = max(self.peaks_alone[which], allocated + self.leftover + self.lingering)
@@ -349,26 +343,3 @@ class _Tensors:
         """All allocated tensors that are not saved for backward, innermost module first."""
         around = [tensor for tensors in reversed(self._workspaces) for tensor in tensors]
         return (*self._discarded, *self._transfer, *around, *self._frame)
-
-
-def branch_of(path: str, layer: Module) -> ModuleKind | None:
-    """The branch of a layer (ATTENTION or FEED_FORWARD) that a path in its block belongs to; None if it belongs to neither."""
-    names = _branch_names(layer)
-    for name in path.split("."):
-        if name in names:
-            return names[name]
-    return None
-
-
-def _branch_names(layer: Module) -> dict[str, ModuleKind]:
-    """Maps the name of each direct child of a transformer layer, at or below `layer`, to its branch."""
-    names: dict[str, ModuleKind] = {}
-    for _, module in layer.walk():
-        if module.kind is ModuleKind.LAYER:
-            names |= _names_of(module.children, ATTENTION_BRANCH, ModuleKind.ATTENTION)
-            names |= _names_of(module.children, FEED_FORWARD_BRANCH, ModuleKind.FEED_FORWARD)
-    return names
-
-
-def _names_of(children: Iterable[Module], kinds: frozenset[ModuleKind], branch: ModuleKind) -> dict[str, ModuleKind]:
-    return {child.name: branch for child in children if child.kind in kinds}

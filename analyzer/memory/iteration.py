@@ -116,7 +116,6 @@ class _Walk:
         self._messages = messages
         self._chunks = chunks
         self._context = context
-        self._warm = warm
         self._pipeline = PipelineWalk(context.pipeline, context.idle, messages, warm=warm)
         self._workspaces = sum(each.bytes for each in workspaces if warm or not each.kinds)
         self._not_allocated = [] if warm else [each for each in workspaces if each.kinds]
@@ -176,20 +175,7 @@ class _Walk:
             base += 0 if self._deferred_last else chunk.graph
         if self._overlaps:
             base += sum(self._left) + self._sent + self._context.offloaded[1].get(index, 0)
-        if step.paired:
-            self._overlapped(index, step, base)
-        elif index and self._order[index - 1].paired:
-            self._leftover[number] = 0  # the overlapped forward before it has its instants
-        elif not forward and self._context.deferral is not None and number == len(self._chunks) - 1:
-            self._deferring_backward(index, step, base, self._context.deferral)
-        elif self._first_passes and (step.kind, number) in self._first_passes:
-            self._first_pass(index, step, base)
-        else:
-            point = self._highest_point(step)
-            self._leftover[number] = 0
-            self._update_peak(index, point, base)
-            if forward and self._pipeline.released:
-                self._before_dispatch(index, chunk, base)
+        self._visit_instants(index, step, base)
         self._saved -= kept
         if forward:
             if self._context.pipeline.exchanged and self._messages.situations[index].awaits:
@@ -208,6 +194,28 @@ class _Walk:
             self._pipeline.end(step)
             if chunk.reloaded:
                 self._reload(index)
+
+    def _visit_instants(self, index: int, step: Step, base: int) -> None:
+        """Updates the peak with the instants of a step.
+
+        `base`: bytes of microbatches in flight and of the pipeline schedule, without workspaces.
+        """
+        number = step.chunk
+        forward = step.kind == "forward"
+        if step.paired:
+            self._overlapped(index, step, base)
+        elif index and self._order[index - 1].paired:
+            self._leftover[number] = 0  # the overlapped forward before it has its instants
+        elif not forward and self._context.deferral is not None and number == len(self._chunks) - 1:
+            self._deferring_backward(index, step, base, self._context.deferral)
+        elif self._first_passes and (step.kind, number) in self._first_passes:
+            self._first_pass(index, step, base)
+        else:
+            point = self._highest_point(step)
+            self._leftover[number] = 0
+            self._update_peak(index, point, base)
+            if forward and self._pipeline.released:
+                self._before_dispatch(index, self._chunks[number], base)
 
     def _before_dispatch(self, index: int, chunk: ChunkMemory, base: int) -> None:
         """The forward of a chunk that was idle: until its last dispatch, dispatchers reference the last input of the chunk."""

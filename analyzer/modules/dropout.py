@@ -7,9 +7,9 @@ from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
 
 
-def dropout_mask(shapes: Shapes, name: str = "dropout mask") -> tuple[Tensor, ...]:
+def dropout_mask(shapes: Shapes) -> tuple[Tensor, ...]:
     """Dropout mask of the residual stream, one byte per element. Empty with `--hidden-dropout 0`."""
-    return (shapes.hidden(name, dtype="bool"),) if shapes.model.hidden_dropout > 0 else ()
+    return (shapes.hidden("dropout mask", dtype="bool"),) if shapes.model.hidden_dropout > 0 else ()
 
 
 def bias_dropout_add(shapes: Shapes, name: str, kind: ModuleKind, *, biased: bool) -> Module:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from analyzer.layout.stages import Chunk, chunks
-from analyzer.modules.inputs import ModuleInputs, module_inputs
+from analyzer.modules.inputs import module_inputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.models import gpt
 from analyzer.modules.stage import StageModel
@@ -92,9 +92,9 @@ def without_equal(stages: Sequence[StageModel]) -> list[StageModel]:
     return [stage for stage, first in zip(stages, first_of_equal(stages), strict=True) if first is stage]
 
 
-def full_model(job: TrainingJob, inputs: ModuleInputs | None = None) -> Module:
+def full_model(job: TrainingJob) -> Module:
     """The unsharded model, all layers on one rank, after the passes that the job needs."""
-    built = gpt.full_model(inputs or module_inputs(job))
+    built = gpt.full_model(module_inputs(job))
     if not _changes_layers(job):
         return built
     layers = tuple(range(1, job.model.num_layers + 1))

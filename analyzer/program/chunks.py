@@ -6,14 +6,13 @@ all operations with `expanded`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module
 from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, with_paths
-from analyzer.schedule.pipeline import Step
 
 
 class Block(NamedTuple):
@@ -68,14 +67,3 @@ def _blocks(module: Module, parent: str) -> Iterator[Block]:
             current = block
     if current is not None:
         yield current
-
-
-def iteration_operations(order: Iterable[Step], programs: Mapping[int, ChunkProgram]) -> Iterator[tuple[Step, str, Operation]]:
-    """Every operation that a pipeline rank executes in an iteration, with its step and the path of its module.
-
-    `order` is the schedule of the rank, and `programs` maps each of its chunks to its program. Overlapped steps (`Step.paired`)
-    are listed sequentially.
-    """
-    for step in order:
-        for path, operation in programs[step.chunk].expanded(step.kind):
-            yield step, path, operation

@@ -62,9 +62,9 @@ def seal(record: bytes) -> bytes:
     return record + CHECKSUM.pack(zlib.crc32(record, RESIDUE))
 
 
-def preamble(version: tuple[int, int] = FORMAT_VERSION) -> bytes:
+def preamble() -> bytes:
     """Return the first 48 bytes of a file."""
-    start = PREAMBLE.pack(MAGIC, *version, RECORD_BYTES)
+    start = PREAMBLE.pack(MAGIC, *FORMAT_VERSION, RECORD_BYTES)
     return start + CHECKSUM.pack(zlib.crc32(start))
 
 

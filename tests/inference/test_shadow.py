@@ -33,7 +33,6 @@ LATENT = (
     "--normalization RMSNorm --position-embedding-type rope --rope-type rope --no-rope-fusion --disable-bias-linear --qk-layernorm "
     "--seq-length 2048 --max-position-embeddings 4096"
 )
-TWO_BY_TWO = f"--nproc-per-node 4 {LLAMA} --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
 BATCH = "--info-inference batch={},prompt={},generate={}"
 LAYOUTS = {
     "llama": (f"--nproc-per-node 1 {LLAMA} {BATCH.format(8, 2048, 256)}", 0),

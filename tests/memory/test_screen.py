@@ -13,8 +13,7 @@ from analyzer.memory.screen import screen
 from analyzer.memory.stages import analysed_stages
 from analyzer.memory.verdict import highest
 from analyzer.specs import TrainingJob
-from benchmarks.layouts import DEEPSEEK_V3, LLAMA_3_70B, layouts
-from benchmarks.layouts import job_of as benchmark_job
+from benchmarks.layouts import DEEPSEEK_V3, LLAMA_3_70B, layouts, problem
 from tests.job_of import BLACKWELL, HOPPER, job_of
 
 DENSE = "--num-layers 8 --global-batch-size 64 --swiglu --disable-bias-linear --normalization RMSNorm"
@@ -44,7 +43,7 @@ LINES = [
 
 def some_layouts(line: str, count: int) -> Iterator[TrainingJob]:
     """Layouts of 1,024 GPUs, of every part of the list."""
-    found = list(layouts(benchmark_job(line)))
+    found = list(layouts(problem(line).given))
     random.Random(1).shuffle(found)
     return islice(iter(found), count)
 

@@ -14,7 +14,7 @@ from analyzer.passes.stages import offload_trees_of, stage_models
 from analyzer.schedule.pipeline import Step, steps
 from tests.job_of import job_of
 
-S, H, HEADS, LAYERS = 2048, 1024, 16, 8
+S, H, LAYERS = 2048, 1024, 8
 DENSE = "--attention-backend flash --attention-dropout 0 --hidden-dropout 0"
 OFFLOAD = f"{DENSE} --fine-grained-activation-offloading --offload-modules"
 MOE = (

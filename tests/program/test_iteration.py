@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyzer.passes.stages import stage_models
-from analyzer.program.chunks import chunk_program, iteration_operations
+from analyzer.program.chunks import chunk_program
 from analyzer.program.operations import OperationKind, Role
 from analyzer.schedule.pipeline import steps
 from tests.job_of import job_of
@@ -18,9 +18,10 @@ def test_saved_tensors_are_those_of_the_microbatches_in_flight(rank: int) -> Non
     [tree] = stage_models(job)[rank].trees
     order = steps(pipeline=4, pipeline_rank=rank, chunks=1, microbatches=8)
     saved = highest = 0
-    for _, _, operation in iteration_operations(order, {0: chunk_program(tree)}):
-        if operation.role is Role.SAVED:
-            saved += operation.bytes if operation.kind is OperationKind.ALLOCATE else -operation.bytes
-            highest = max(highest, saved)
+    for step in order:
+        for _, operation in chunk_program(tree).expanded(step.kind):
+            if operation.role is Role.SAVED:
+                saved += operation.bytes if operation.kind is OperationKind.ALLOCATE else -operation.bytes
+                highest = max(highest, saved)
     assert saved == 0
     assert highest == (4 - rank) * tree.retained_bytes > 0

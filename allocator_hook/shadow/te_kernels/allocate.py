@@ -32,11 +32,6 @@ def outside_allocator(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return tensor
 
 
-def workspace(bytes_: int) -> torch.Tensor | None:
-    """`allocateSpace`: a workspace of `bytes_` bytes, None for 0. The caller's local variable keeps it alive."""
-    return empty((bytes_,), torch.uint8) if bytes_ else None
-
-
 def reject_quantizer(quantizer: object, kernel: str) -> None:
     """Raise AnalyzerError if the kernel has a quantizer: FP8 attention is not supported."""
     if quantizer is not None:

@@ -67,11 +67,6 @@ def actual(case: Case, nominal: Placement) -> Placement:
     )
 
 
-def fits(case: Case, placement: Placement) -> bool:
-    """Whether every tier has room for the bytes of a placement."""
-    return all(size <= limit * (1 + 1e-9) for size, limit in zip(tiers(case).at(placement), limits(case.machine), strict=True))
-
-
 def _intermediate(case: Case) -> float:
     """Bytes of the intermediate tensors of one batch in the sub-layer with the most, and of decompressed weights."""
     model, schedule, prompt = case.model, case.schedule, case.lengths.prompt

@@ -21,11 +21,6 @@ class Shares(NamedTuple):
         return "/".join(f"{100 * share:.4g}" for share in self)
 
 
-GPU_ONLY: Final = Shares(1.0, 0.0, 0.0)
-HOST_ONLY: Final = Shares(0.0, 1.0, 0.0)
-DISK_ONLY: Final = Shares(0.0, 0.0, 1.0)
-
-
 class Placement(NamedTuple):
     """Shares of the weights, of the KV cache, and of the activations between layers."""
 

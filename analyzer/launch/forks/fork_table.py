@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Literal
 
 from analyzer.launch.options.option_table import Option
 
 Effect = Literal["modelled", "none", "not counted", "withheld", "refused"]
 """modelled: `translate` reads it as Megatron options. none: neither memory nor communication changes. withheld: there can be no
 verdict with it. refused: it selects a model that is not a GPT."""
-
-_VALUES: Final = {1: None, 2: 2, "?": "?", "*": "*", "+": "+"}
-"""By number of values of a fork option: `nargs` of argparse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +48,6 @@ class ForkOption:
     withheld: a predicate of the option."""
     words: str
     """modelled: Megatron's words, with {0} for the value; empty if `translate` has a function for the option."""
-
-    def as_option(self) -> Option:
-        """The option as an entry of a Megatron option table, for the parser of words."""
-        dest = self.flag.lstrip("-").replace("-", "_")
-        if self.nargs == 0:
-            return Option((self.flag,), dest, "true", 0, True, False)
-        return Option((self.flag,), dest, "store", _VALUES[self.nargs], type="str")
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,9 +121,9 @@ def no_gate(config: Configuration, *keys: str, default: str) -> tuple[list[Optio
     return [], (f"{config.name}: GELU stands for its activation {activation}, which Megatron-LM has no option for.",)
 
 
-def rms_norm(config: Configuration, *, key: str = "rms_norm_eps", default: float = 1e-6) -> list[Option]:
+def rms_norm(config: Configuration, *, default: float = 1e-6) -> list[Option]:
     """RMSNorm with its epsilon."""
-    return [("--normalization", "RMSNorm"), ("--norm-epsilon", f"{config.number(key, default):g}")]
+    return [("--normalization", "RMSNorm"), ("--norm-epsilon", f"{config.number('rms_norm_eps', default):g}")]
 
 
 def layer_norm(config: Configuration, *, key: str = "layer_norm_epsilon") -> list[Option]:

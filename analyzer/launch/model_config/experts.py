@@ -51,9 +51,9 @@ class Experts:
         return options
 
 
-def balancing(config: Configuration, *, key: str = "router_aux_loss_coef") -> list[Option]:
+def balancing(config: Configuration) -> list[Option]:
     """The coefficient of the load-balancing loss, if the configuration has one."""
-    coefficient = config.number(key, 0)
+    coefficient = config.number("router_aux_loss_coef", 0)
     return [("--moe-aux-loss-coeff", f"{coefficient:g}")] if coefficient else []
 
 

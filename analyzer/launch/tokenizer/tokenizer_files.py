@@ -2,8 +2,8 @@
 
 Formats: Hugging Face `tokenizer.json` (models BPE, WordPiece, WordLevel and Unigram), `vocab.json`, `added_tokens.json` and
 `config.json`; SentencePiece models (protobuf message `ModelProto`; field 1 is `pieces`, and field 1 of a piece is its text);
-tiktoken files and word lists with one token per line. Each function raises ValueError for a file that does not have the expected
-format, and OSError if it cannot be read.
+word lists with one word per line. Each function raises ValueError for a file that does not have the expected format, and OSError if
+it cannot be read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,6 @@ LARGEST: Final = 10**15
 def count_vocabulary_json(path: Path) -> int:
     """Number of entries of a JSON object from token to id, such as GPT-2's `vocab.json`."""
     return len(_object(path))
-
-
-def count_lines(path: Path) -> int:
-    """Number of non-empty lines: words of a BERT vocabulary, or tokens of a tiktoken file."""
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
 
 
 def read_words(path: Path) -> set[str]:

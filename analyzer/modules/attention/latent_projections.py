@@ -33,10 +33,10 @@ def mla_of(shapes: Shapes) -> MlaSpec:
     return shapes.model.mla
 
 
-def compressed(shapes: Shapes, name: str, width: int, *, gathered: bool = False, made_in: str = "", shares: str = "") -> Tensor:
+def compressed(shapes: Shapes, name: str, width: int, *, gathered: bool = False, made_in: str = "") -> Tensor:
     """[s, b, rank], or its shard under sequence parallelism."""
     rows = shapes.s if gathered else shapes.s_split
-    return Tensor(name=name, shape=(rows, shapes.b, width), dtype=shapes.dtype, formula="2·s·b·r", made_in=made_in, shares=shares)
+    return Tensor(name=name, shape=(rows, shapes.b, width), dtype=shapes.dtype, formula="2·s·b·r", made_in=made_in)
 
 
 def down_projection(shapes: Shapes, name: str, *, width: int, position: int, first: bool) -> Module:

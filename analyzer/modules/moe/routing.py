@@ -187,9 +187,9 @@ class Routing:
             name=name, shape=(rows, width or self.width), dtype=dtype or self.shapes.dtype, formula="T·k rows", made_in=made_in
         )
 
-    def message(self, kind: str, group: str, shape: tuple[int, ...], dtype: str, phase: str, count: int = 1) -> Collective:
+    def message(self, kind: str, group: str, shape: tuple[int, ...], dtype: str, phase: str) -> Collective:
         """A message of the dispatcher."""
-        return Collective(kind=kind, group=group, shape=shape, dtype=dtype, phase=phase, count=count)  # type: ignore[arg-type]
+        return Collective(kind=kind, group=group, shape=shape, dtype=dtype, phase=phase)  # type: ignore[arg-type]
 
 
 def summed_rows(routing: Routing, rows: int, *, made_in: str = "") -> tuple[Tensor, ...]:

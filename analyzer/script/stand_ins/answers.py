@@ -18,7 +18,6 @@ INTERFACE = "eth0"
 PING = Syntax(short="cCiIWwstlQpmMFST")
 NSLOOKUP = Syntax(single="type query debug timeout port retry class")
 HOST = Syntax(short="cNRtWmp")
-IP_WORDS = frozenset({"show", "list", "ls", "dev", "up", "scope", "global", "primary", "dynamic"})
 IP_CHANGES = frozenset({"add", "del", "delete", "set", "flush", "replace", "change", "exec"})
 HOST_DATABASES = ("hosts", "ahosts", "ahostsv4", "ahostsv6")
 

@@ -28,11 +28,11 @@ TIMERS: Final = frozenset({
 """Timers that are read. Others are parts of these, or run before the training."""
 
 
-def read_log(path: str | Path, option: str = OPTION) -> RunLog:
-    """The log in a file. Raises InputError for `option` if it cannot be read, or has no iteration."""
-    found = parse_file(path, option, REMEDY)
+def read_log(path: str | Path) -> RunLog:
+    """The log in a file. Raises InputError if it cannot be read, or has no iteration."""
+    found = parse_file(path, OPTION, REMEDY)
     if found is None:
-        raise InputError(option, f"'{path}' has no iteration of a training", REMEDY)
+        raise InputError(OPTION, f"'{path}' has no iteration of a training", REMEDY)
     return found
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import log
+from statistics import median
 
 import pytest
 
 from allocator_hook.calibrate.choose import TINY, standard_set
-from allocator_hook.calibrate.fit import MEASURABLE, deviation, fit
+from allocator_hook.calibrate.fit import MEASURABLE, fit
 from allocator_hook.calibrate.items import Item, Measured, Transfer, predicted_seconds
+from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.work.kernels import Attention, Gemm
 from tests.allocator_hook.calibrate.known_machine import KNOWN, SHIPPED, SPEED, TRUE
 
@@ -42,7 +45,12 @@ def test_noise_and_a_slow_kernel_change_them_little(outlier: float) -> None:
     for name, value in found.items():
         assert value == pytest.approx(KNOWN[name], rel=0.35 if name in small else 0.05), name
     fitted = replace(SHIPPED, **found)
-    assert deviation(measured, SPEED, fitted) < 0.03 < deviation(measured, SPEED, SHIPPED)
+    assert deviation(measured, fitted) < 0.03 < deviation(measured, SHIPPED)
+
+
+def deviation(measured: list[Measured], rates: Efficiencies) -> float:
+    """Median of |ln(predicted / measured)|."""
+    return median(abs(log(predicted_seconds(each.item, SPEED, rates) / each.seconds)) for each in measured)
 
 
 def test_only_what_was_measured_is_derived() -> None:

@@ -1,4 +1,4 @@
-"""A model of two layers on a machine with round speeds."""
+"""A model of two layers on a machine with round speeds, and where its bytes may be."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from analyzer.inference.offload.machine import Machine
-from analyzer.inference.offload.policy import Lengths, Schedule
+from analyzer.inference.offload.memory import limits, tiers
+from analyzer.inference.offload.policy import Lengths, Placement, Schedule, Shares
 from analyzer.inference.offload.tensors import sub_layers
 from analyzer.inference.offload.work import Case
 from analyzer.specs.model import ModelSpec
 
+GPU_ONLY = Shares(1.0, 0.0, 0.0)
+HOST_ONLY = Shares(0.0, 1.0, 0.0)
+DISK_ONLY = Shares(0.0, 0.0, 1.0)
 HIDDEN = 64
 LAYERS = 2
 MODEL = ModelSpec(
@@ -56,3 +60,8 @@ def small(schedule: Schedule, *, prompt: int = 8, generated: int = 4, **speeds: 
         lengths=Lengths(prompt=prompt, generated=generated),
         machine=replace(MACHINE, **({"pcie_from": speeds["pcie"]} if "pcie" in speeds else {}) | speeds),
     )
+
+
+def fits(case: Case, placement: Placement) -> bool:
+    """Whether every tier has room for the bytes of a placement."""
+    return all(size <= limit * (1 + 1e-9) for size, limit in zip(tiers(case).at(placement), limits(case.machine), strict=True))

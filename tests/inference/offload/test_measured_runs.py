@@ -7,8 +7,9 @@ from functools import cache
 import pytest
 
 from analyzer.inference.offload.machine import machine_of
-from analyzer.inference.offload.memory import actual, fits
+from analyzer.inference.offload.memory import actual
 from analyzer.inference.offload.steps import block
+from tests.inference.offload.small_case import fits
 from tools.score_offload import Score, case, loss_of_first, of_group, placement, quantile, records, score, score_of_best
 
 T4 = machine_of("T4")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.inference.offload.memory import COPY_BUFFERS, actual, fits, limits, tiers
-from analyzer.inference.offload.policy import GPU_ONLY, HOST_ONLY, Placement, Schedule, Shares
-from tests.inference.offload.small_case import HIDDEN, LAYERS, small
+from analyzer.inference.offload.memory import COPY_BUFFERS, actual, limits, tiers
+from analyzer.inference.offload.policy import Placement, Schedule, Shares
+from tests.inference.offload.small_case import GPU_ONLY, HIDDEN, HOST_ONLY, LAYERS, fits, small
 
 PLACEMENT = Placement(GPU_ONLY, GPU_ONLY, GPU_ONLY)
 

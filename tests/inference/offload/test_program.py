@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.inference.offload.memory import COPY_BUFFERS, actual, fits
+from analyzer.inference.offload.memory import COPY_BUFFERS, actual
 from analyzer.inference.offload.policy import Lengths, Placement, Schedule, Shares
 from analyzer.inference.offload.program import Allowed, optimum
 from analyzer.inference.offload.search import Problem, block_sizes, front, search
 from analyzer.inference.offload.steps import Block, block
 from analyzer.inference.offload.tensors import sub_layers
 from analyzer.inference.offload.work import Case
-from tests.inference.offload.small_case import MODEL, small
+from tests.inference.offload.small_case import MODEL, fits, small
 
 PARTS = 3
 GRID = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.inference.offload.policy import DISK_ONLY, GPU_ONLY, HOST_ONLY, Placement, Schedule, Shares
+from analyzer.inference.offload.policy import Placement, Schedule, Shares
 from analyzer.inference.offload.steps import block
-from tests.inference.offload.small_case import HIDDEN, LAYERS, small
+from tests.inference.offload.small_case import DISK_ONLY, GPU_ONLY, HIDDEN, HOST_ONLY, LAYERS, small
 
 ALL_ON_GPU = Placement(GPU_ONLY, GPU_ONLY, GPU_ONLY)
 WEIGHTS_ON_HOST = ALL_ON_GPU._replace(weights=HOST_ONLY)

@@ -26,7 +26,6 @@ MODEL = (
     "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --bf16 --tokenizer-type NullTokenizer "
     "--vocab-size 32000 --pipeline-model-parallel-size 2 --info-gpu H100-80GB"
 ).split()
-GIB = 2**30
 
 
 def seconds(*options: str) -> float:
