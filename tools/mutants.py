@@ -1,9 +1,10 @@
-"""Plants single-line faults, one at a time, and prints which of them the fast tests catch.
+"""Plants the faults of `tools/faults.py`, one at a time, and prints which of them the fast tests catch.
 
-    python tools/mutants.py [NAME ...]
+    python tools/mutants.py [--all-tests] [NAME ...]
 
-It takes a minute or two per fault. The tests run in a temporary copy of the repository, without the golden outputs and
-without the shadow engine. Exit status 1: a fault survives. 2: the tests do not run, or fail without a fault.
+For each fault the test that it names runs, which takes a few seconds; with `--all-tests` all fast tests, which take a minute or
+two. The tests run in a temporary copy of the repository, without the golden outputs and without the shadow engine. Exit status 1:
+a fault survives. 2: the tests do not run, or fail without a fault.
 """
 
 from __future__ import annotations
@@ -13,87 +14,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.faults import FAULTS, Fault
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-TESTS: Final = [
-    *(sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "--tb=no", "-rfE", "-m", "not slow and not shadow and not cuda"),
-    *("--ignore", "tests/tools/test_mutants.py"),  # fails for every fault
-]
-
-
-class Fault(NamedTuple):
-    """A line of a file, and what replaces it. Indentation does not count."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-
-
-FAULTS: Final = (
-    Fault(
-        "column-parallel backward without its input gradient",
-        "analyzer/modules/linear.py",
-        '*(() if in_buffers else (shapes.hidden("input gradient", gathered=True),)),',
-        "",
-    ),
-    Fault(
-        "statistics of RMSNorm and LayerNorm swapped",
-        "analyzer/modules/norm.py",
-        'if shapes.model.normalization == "LayerNorm":',
-        'if shapes.model.normalization != "LayerNorm":',
-    ),
-    Fault(
-        "FSDP prefetches a full communication unit",
-        "analyzer/buffers/fsdp_gathering.py",
-        "while extra < self.unit_size // 2:",
-        "while extra < self.unit_size:",
-    ),
-    Fault(
-        "gradient shard not divided by the ranks",
-        "analyzer/communication/data_parallel.py",
-        "shard = (bucket.numel // ranks,)",
-        "shard = (bucket.numel,)",
-    ),
-    Fault(
-        "half of the capture's cuBLAS workspaces",
-        "analyzer/memory/graphs/kept.py",
-        "workspace = 2 * cublas_workspace_bytes(job)  # each of two threads has a handle",
-        "workspace = cublas_workspace_bytes(job)",
-    ),
-    Fault(
-        "no unused segments",
-        "analyzer/memory/allocator/replay.py",
-        "unused=allocator.peak_reserved_bytes - allocator.peak_allocated_bytes,",
-        "unused=0,",
-    ),
-    Fault(
-        "1F1B frees the input of the previous microbatch",
-        "analyzer/memory/pipeline_tensors.py",
-        "tensors = PipelineTensors(forward=(*sent, *old, *received), backward=sent, exchanged=exchanged)",
-        "tensors = PipelineTensors(forward=(*sent, *received), backward=sent, exchanged=exchanged)",
-    ),
-    Fault(
-        "logits of the z-loss not saved",
-        "analyzer/modules/moe/router.py",
-        "*((logits,) if moe.z_loss_coeff else ()),  # saved by logsumexp",
-        "",
-    ),
-    Fault(
-        "square of Muon's iterate on the other side",
-        "analyzer/states/muon.py",
-        "squared = n if partition == 0 else m",
-        "squared = m if partition == 0 else n",
-    ),
-    Fault(
-        "overlapped microbatches without the experts' backward",
-        "analyzer/memory/overlapped/microbatches.py",
-        "feed_forward = self._run_backward(of_experts[len(reading) :], None, (*rows, *permuted, *shared, *held))",
-        "feed_forward = self._run_backward((), None, (*rows, *permuted, *shared, *held))",
-    ),
-)
+PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-rfE", "-m", "not slow and not shadow and not cuda")
+ALL_TESTS: Final = ("-n", "2", "--ignore", "tests/tools/test_mutants.py")
+"""Every fast test, except those that fail for every fault."""
 
 
 def line_of(fault: Fault, text: str) -> int:
@@ -127,9 +59,12 @@ def copy_repository(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name)
 
 
-def first_failure(folder: Path) -> str | None:
-    """Runs the fast tests of a copy. Returns the first test that fails, or None."""
-    done = subprocess.run(TESTS, cwd=folder, capture_output=True, text=True)
+def first_failure(folder: Path, tests: Sequence[str]) -> str | None:
+    """Runs fast tests of a copy. Returns the first test that fails, or None.
+
+    Raises SystemExit if pytest does not run them, for example if one of them does not exist.
+    """
+    done = subprocess.run((*PYTEST, *tests), cwd=folder, capture_output=True, text=True)
     if done.returncode == 0:
         return None
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
@@ -139,21 +74,21 @@ def first_failure(folder: Path) -> str | None:
     return failed[0].partition(" ")[2].partition(" - ")[0]
 
 
-def main(names: list[str]) -> int:
+def main(names: list[str], *, all_tests: bool) -> int:
     """Prints one line per fault; returns the exit status."""
     chosen = [fault for fault in FAULTS if not names or any(name in fault.name for name in names)]
     survivors = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         copy_repository(folder)
-        failure = first_failure(folder)
+        failure = first_failure(folder, ALL_TESTS if all_tests else sorted({fault.test for fault in chosen}))
         if failure is not None:
             print(f"{failure} fails without a fault", file=sys.stderr)
             return 2
         for fault in chosen:
             file = folder / fault.file
             file.write_text(with_fault(fault, file.read_text()))
-            failure = first_failure(folder)
+            failure = first_failure(folder, ALL_TESTS if all_tests else (fault.test,))
             survivors += failure is None
             print(f"{'survives' if failure is None else 'caught  '}  {fault.name}: {failure or fault.file}", flush=True)
             shutil.copy2(ROOT / fault.file, file)
@@ -163,4 +98,6 @@ def main(names: list[str]) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="only faults whose name contains one of these")
-    sys.exit(main(parser.parse_args().names))
+    parser.add_argument("--all-tests", action="store_true", help="run all fast tests for each fault, not only its own")
+    given = parser.parse_args()
+    sys.exit(main(given.names, all_tests=given.all_tests))

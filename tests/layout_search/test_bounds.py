@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzer.layout_search.bounds import Plan, _passes
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.nodes import Cutoffs, Expander, Node, root_nodes
 from analyzer.layout_search.split_jobs import base_recompute, job_of_split, with_stages
 from analyzer.memory.screen import microbatches_in_flight, screen
 from analyzer.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
+from analyzer.time import pipeline
 from tests.layout_search.every_layout import UNLIMITED, Every
 from tests.small_job import job as small_job
 
@@ -105,3 +108,13 @@ def test_microbatches_in_flight_are_those_of_the_schedule(
     first = next(place for place, step in enumerate(order) if step.kind == "backward")
     counts = [sum(step.chunk == chunk for step in order[:first]) for chunk in range(chunks)]
     assert list(microbatches_in_flight(job, rank)) == counts
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_the_bubble_of_large_pipelines_is_divided_by_the_chunks(monkeypatch: pytest.MonkeyPatch, chunks: int) -> None:
+    """Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.2: 16 microbatches of 3 s, and (p - 1)/v microbatches of bubble."""
+    parallel = replace(small_job().parallel, pipeline=8, virtual_pipeline=chunks if chunks > 1 else None)
+    job = replace(small_job(), parallel=parallel, batch=replace(small_job().batch, microbatches=16))
+    monkeypatch.setattr(pipeline, "MOST_STEPS", 10)
+    plan = Plan(kinds=(), ranks=((0,) * chunks,) * 8, first=(0,))
+    assert _passes(job, plan, [3 / chunks]) == pytest.approx(16 * 3 + 7 * 3 / chunks)

@@ -13,8 +13,9 @@ from analyzer.api import analyze, search
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.evaluation import Evaluation
 from analyzer.layout_search.options import as_short_text
-from analyzer.layout_search.overlaps import ALWAYS, EXPERTS, FUSIONS, OVERLAPS, SEARCHED
+from analyzer.layout_search.overlaps import ALWAYS, EXPERTS, FUSIONS, OVERLAPS, SEARCHED, suits_layout, suits_split
 from analyzer.layout_search.result import ERROR_OF_ORDER, SearchResult, rows
+from analyzer.layout_search.space import Recompute, Split, Stages
 from analyzer.report.json.search import search_json
 from analyzer.results import Report
 from analyzer.specs.option_names import flag_of
@@ -175,3 +176,25 @@ def test_the_table_marks_equal_layouts() -> None:
     marked = [line.split()[1] == "=" for line in printed.splitlines() if " GiB " in line and line.strip()[:1].isdigit()]
     assert marked[: len(result.best)] == [place > 0 and result.equals_first(each) for place, each in enumerate(result.best)]
     assert "=: equal to the first, within the error of the times (3%)." in printed
+
+
+@pytest.mark.parametrize(
+    ("tensor", "sequence", "suited"), [(1, False, False), (2, True, True), (8, True, True), (8, False, False), (16, True, False)]
+)
+def test_userbuffers_need_sequence_parallelism_in_an_nvlink_domain(tensor: int, sequence: bool, suited: bool) -> None:
+    """Eight GPUs have NVLink. `validate_args`: `--tp-comm-overlap` needs `--sequence-parallel` (training/arguments.py, 0.16.1)."""
+    split = Split(tensor=tensor, expert_tensor=tensor, sequence=sequence)
+    assert suits_split({"tp_comm_overlap": True}, split, domain=8) is suited
+    assert suits_split({}, split, domain=8)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "virtual", "granularity", "suited"),
+    [(1, 1, None, True), (2, 1, None, False), (2, 2, None, True), (2, 2, "selective", True), (2, 2, "full", False)],
+)
+def test_overlapped_exchanges_need_virtual_stages(pipeline: int, virtual: int, granularity: str | None, suited: bool) -> None:
+    """`TransformerConfig.__post_init__` (0.16.1), overlap_moe_expert_parallel_comm: virtual stages in a pipeline, and no full
+    recomputation."""
+    stages, recompute = Stages(pipeline=pipeline, virtual=virtual), Recompute(granularity=granularity)
+    assert suits_layout({"overlap_moe_expert_parallel_comm": True}, stages, recompute) is suited
+    assert suits_layout({}, stages, recompute)

@@ -56,3 +56,15 @@ def test_the_last_input_of_the_warmup_is_for_a_later_step_on_the_first_stage() -
     """
     assert last_input_of_warmup(order_of(0), ring_of(0)) is None
     assert last_input_of_warmup(order_of(1), ring_of(1)) == (0, 1)  # three forwards of warm-up, then microbatch 0 in chunk 1
+
+
+@pytest.mark.parametrize(("overlaps", "counts"), [(True, [0, 0, 1, 1, 1, 0]), (False, [0, 0, 0, 1, 1, 1])])
+def test_without_overlaps_an_input_is_received_after_the_backward_of_its_pair(overlaps: bool, counts: list[int]) -> None:
+    """`send_forward_backward_recv_forward_backward` runs after the backward, and with overlaps the forward has its own messages.
+
+    Forwards 7, 8 and 9 of the first stage, beside backwards 2, 3 and 4, receive the inputs of forwards 9, 10 and 11. Each input
+    waits from its receipt until that of the next: in the backward of its own pair or of the next one.
+    """
+    order = order_of(0)
+    waiting = during(order, waiting_messages(order, ring_of(0, overlaps=overlaps)), "backward")
+    assert waiting == [*counts, 0, 0, 0, 0, 0, 0]

@@ -173,3 +173,9 @@ def test_other_dispatchers_send_a_token_for_each_expert() -> None:
     """A plain all-to-all sends 56 of 64 parts to other nodes."""
     found = transfer("all_to_all", Span(64, 8), exchange="plain", choices=Choices(256, 8))
     assert found == pytest.approx(56 / 64 * SIZE / 50e9)
+
+
+def test_a_ring_has_the_links_of_the_node_with_the_fewest_ranks() -> None:
+    """The first of three stages has every third rank: three in each of two nodes (0, 3, 6 and 9, 12, 15), two in the third."""
+    line = "--num-layers 9 --pipeline-model-parallel-size 3 --use-tp-pp-dp-mapping --global-batch-size 64"
+    assert span_of(job_of(line, gpus=24), "dp", known("H100-80GB")) == (8, 2)

@@ -194,3 +194,11 @@ def test_very_large_schedules_by_formula(monkeypatch: pytest.MonkeyPatch) -> Non
         assert end(found, equal(found)) == pytest.approx(exact)
         assert spans(found, equal(found), 0.0) == []
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_messages_of_very_large_schedules(monkeypatch: pytest.MonkeyPatch, chunks: int) -> None:
+    """Four stages: the first microbatch passes three boundaries forward and three backward, and the bubble is (p - 1)/v passes."""
+    monkeypatch.setattr(pipeline, "MOST_STEPS", 10)
+    found = schedule(4, 160, chunks=chunks)
+    assert end(found, equal(found), 0.5) == pytest.approx(160 * (F + B) + 3 * (F + B) / chunks + 6 * 0.5)

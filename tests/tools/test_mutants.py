@@ -1,4 +1,4 @@
-"""The faults of `tools/mutants.py`: their lines are in the sources."""
+"""The faults of `tools/faults.py`: their lines are in the sources, and their tests exist."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from tools.mutants import FAULTS, ROOT, Fault, with_fault
+from tools.faults import FAULTS, Fault
+from tools.mutants import ROOT, with_fault
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -17,6 +18,16 @@ def test_every_fault_changes_one_line_of_valid_code(fault: Fault) -> None:
     ast.parse(changed)
 
 
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_fault_names_a_test_that_exists(fault: Fault) -> None:
+    file, _, name = fault.test.partition("::")
+    assert name in {each.name for each in ast.parse((ROOT / file).read_text()).body if isinstance(each, ast.FunctionDef)}
+
+
+def test_names_are_unique() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
 def test_a_line_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ValueError, match="0 lines"):
-        with_fault(Fault("missing", "file.py", "a = 1", "a = 2"), "a = 3\n")
+        with_fault(Fault("missing", "file.py", "a = 1", "a = 2", "tests/test_file.py::test_a"), "a = 3\n")

@@ -17,8 +17,9 @@ from analyzer.errors import InputError
 from analyzer.memory.order import order_of
 from analyzer.memory.ranks import highest_rank
 from analyzer.modules.head import cross_entropy
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import shapes_of
-from analyzer.modules.tree import Module, Parameter
+from analyzer.modules.tree import Module, Parameter, total_bytes
 from analyzer.passes.stages import stage_models
 from analyzer.specs import SoftwareSpec, TrainingJob
 from tests.communication_job import make_job
@@ -254,3 +255,14 @@ def test_gradients_of_bf16_are_in_fp32(release: str) -> None:
 def test_what_is_computed_as_for_a_later_release_is_an_assumption(release: str, line: str, sentence: str | None) -> None:
     found = [each for each in job_of(line, base=BASE, release=release).assumptions if "memory as of core 0.12" in each]
     assert [each[: len(sentence or "")] for each in found] == ([sentence] if sentence else [])
+
+
+@pytest.mark.parametrize(("release", "widths"), [("0.14.0", 3), ("0.15.3", 4)])
+def test_the_linear_half_has_an_offset_since_core_0_15(release: str, widths: int) -> None:
+    """`glu` of core/transformer/mlp.py; 0.14.0: `activation_func(x[0]) * x[1]`, which saves fc1's output of 2·f and the activated
+    gate of f. 0.15.3: `activation_func(x_glu) * (x_linear + glu_linear_offset)`, which also saves the sum.
+    """
+    job = job_of("--swiglu --no-bias-swiglu-fusion --disable-bias-linear --ffn-hidden-size 4096", release=release)
+    [tree] = stage_models(job)[0].trees
+    activations = [module for _, module in tree.walk() if module.kind is ModuleKind.ACTIVATION]
+    assert {total_bytes(module.saved) for module in activations} == {widths * 2 * 2048 * 4096}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from analyzer.memory.overlapped.microbatches import overlapped_peak
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.tree import Module, Tensor
+from analyzer.modules.tree import STREAM, Module, Tensor
 from tests.job_of import job_of
 
 S, B, H, LAYERS = 1024, 1, 512, 4
@@ -94,3 +96,40 @@ def test_the_backward_after_an_overlapped_forward_is_part_of_it() -> None:
     )
     one, overlapped = (rank_classes(job_of(f"{line} {flag}"))[0].memory for flag in ("", "--overlap-moe-expert-parallel-comm"))
     assert one.activations_bytes < overlapped.activations_bytes < 1.2 * one.activations_bytes
+
+
+def moe_layer(peak_at: str) -> Module:
+    """One MoE layer in a chunk: attention saves A, of which HIDDEN is the residual stream, and experts save E."""
+
+    def part(name: str, kind: ModuleKind, saved: tuple[Tensor, ...] = ()) -> Module:
+        return Module(name=name, kind=kind, saved=saved, forward_workspace=tensors("workspace", W if peak_at == name else 0))
+
+    stream = tuple(replace(each, made_in=STREAM) for each in tensors("input", HIDDEN))
+    branch = (part("experts", ModuleKind.EXPERTS, tensors("saved", E)), part("combine", ModuleKind.COMBINE))
+    parts = (
+        part("attention", ModuleKind.ATTENTION, (*stream, *tensors("saved", A - HIDDEN))),
+        part("norm", ModuleKind.FEED_FORWARD_NORM),
+        Module(name="mlp", kind=ModuleKind.FEED_FORWARD, children=branch),
+    )
+    layer = Module(name="layers", kind=ModuleKind.LAYER, children=parts)
+    return Module(name="decoder", kind=ModuleKind.DECODER, children=(layer,))
+
+
+@pytest.mark.parametrize(
+    ("peak_at", "early", "saved", "gradients"),
+    [
+        ("attention", False, A + E + A, 1),  # of the residual
+        ("attention", True, A + E + A, 1),
+        ("experts", False, A + A + E, 2),  # and of the tokens that are sent, which the backward of attention reads
+        ("experts", True, A + E, 0),  # the backward of attention has read both
+    ],
+)
+def test_the_gradient_of_the_residual_stays_until_the_backward_of_attention(
+    peak_at: str, early: bool, saved: int, gradients: int
+) -> None:
+    """`TransformerLayerSchedulePlan.run` (0.16.1): combine.backward, attn.forward, mlp.backward, mlp.forward, attn.backward, which
+    is before mlp.forward with `ep_overlap_early_attn_memory_release`. The backward of the combine returns the gradient of its
+    first input only. That of the residual stays in `layer_state.residual.grad` until attn.backward (`submodule_combine_forward`).
+    """
+    tree = moe_layer(peak_at)
+    assert overlapped_peak(tree, tree, early=early).bytes == saved + W + gradients * HIDDEN

@@ -28,3 +28,16 @@ def test_the_z_loss_saves_the_logits_of_all_experts(router: str, element: int, l
     assert (
         saved_by_routers(f"{router} {layout} --moe-z-loss-coeff 1e-3") - saved_by_routers(f"{router} {layout}") == LAYERS * logits
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "samples", "group"), [("aux_loss", 1, "tp_cp"), ("seq_aux_loss", 2, "tp_cp"), ("global_aux_loss", 1, "tp_dp_cp")]
+)
+def test_tokens_per_expert_are_summed_over_the_ranks_of_the_loss(kind: str, samples: int, group: str) -> None:
+    """`TopKRouter`: `_apply_aux_loss` and `_apply_seq_aux_loss` reduce over `tp_cp_group`, `_apply_global_aux_loss` over
+    `tp_dp_cp_group` (core/transformer/moe/router.py, 0.16.1). The loss of each sequence counts the tokens of each sample.
+    """
+    loss = f"--moe-router-load-balancing-type {kind} --moe-aux-loss-coeff 1e-2 --micro-batch-size 2"
+    [tree] = stage_models(job_of(f"{MOE} {loss} --tensor-model-parallel-size 2 --sequence-parallel"))[0].trees
+    calls = {call for _, module in tree.walk() if module.name == "router" for call in module.collectives}
+    assert {(call.kind, call.group, call.shape) for call in calls} == {("all_reduce", group, (samples * E,))}
