@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.recorder import Recorder
+from allocator_hook.step.marks import tensors_of
 
 
 class FakeCompiler:
@@ -40,7 +41,7 @@ class FakeCompiler:
         def fused(*args: Any, **kwargs: Any) -> Any:
             if self.recorder is None:
                 return function(*args, **kwargs)
-            tensors = _tensors((*args, *kwargs.values()))
+            tensors = list(tensors_of((*args, *kwargs.values())))
             if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
                 with self.recorder.fused_kernel(tensors, name=name):
                     return function(*args, **kwargs)
@@ -65,10 +66,10 @@ class _Origins(TorchDispatchMode):
         """Places of arguments by storage."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        read = [_storage(tensor) for tensor in _tensors((*args, *(kwargs or {}).values()))]
+        read = [_storage(tensor) for tensor in tensors_of((*args, *(kwargs or {}).values()))]
         places = frozenset().union(*(self.of.get(each, frozenset()) for each in read))
         made = func(*args, **(kwargs or {}))
-        for tensor in _tensors((made,)):
+        for tensor in tensors_of((made,)):
             self.of[_storage(tensor)] = places
         return made
 
@@ -87,7 +88,7 @@ def _inputs_of_intermediates(recorder: Recorder, function: Callable[..., Any], a
     origins = _Origins(args)
     with recorder.fused_kernel(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), origins:
         output = function(*args, **kwargs)
-        outside = {_storage(tensor) for tensor in (*_tensors((*args, *kwargs.values())), *_tensors((output,)))}
+        outside = {_storage(tensor) for tensor in (*tensors_of((*args, *kwargs.values())), *tensors_of((output,)))}
         found = any(tensor.dtype is not torch.bool and tensor.dim() > 0 and _storage(tensor) not in outside for tensor in saved)
         needed = frozenset().union(*(origins.of.get(_storage(tensor), frozenset()) for tensor in saved))
         saved.clear()
@@ -120,7 +121,7 @@ class _SavesInputs(torch.autograd.Function):
                 shape, dtype, device = ctx.layouts[index]
                 arg = saved[index].detach() if index in saved else torch.empty(shape, dtype=dtype, device=device)
                 args[index] = arg.requires_grad_(index in ctx.wanted)
-            outputs = _tensors((ctx.function(*args),))
+            outputs = list(tensors_of((ctx.function(*args),)))
             found = torch.autograd.grad(outputs, [args[index] for index in ctx.wanted], grads[: len(outputs)])
             for index, gradient in zip(ctx.wanted, found, strict=True):
                 result[index] = gradient
@@ -147,16 +148,6 @@ def _attributes_kept(args: Sequence[Any]) -> Iterator[None]:
         for each, attributes in kept:
             vars(each).clear()
             vars(each).update(attributes)
-
-
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found.extend(_tensors(value))
-    return found
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, Final, Literal, Protocol
 
 import torch
 
-from allocator_hook.step.marks import in_backward
+from allocator_hook.step.marks import in_backward, tensors_of
 from analyzer.trace.events import AttentionCall, GemmCall, KernelCall, MemoryCall
 
 _WITHOUT_KERNEL: Final = frozenset(
@@ -139,11 +139,11 @@ def operation_bytes(func: Any, args: Sequence[Any], kwargs: Any, result: Any) ->
     name = func._schema.name.partition("::")[2]
     if name in _WITHOUT_KERNEL or name in _GEMMS or func.is_view:
         return 0
-    given = tensors_of((*args, *kwargs.values()))
+    given = list(tensors_of((*args, *kwargs.values())))
     made = [each for each in tensors_of((result,)) if each.is_meta]
     storages = {each.untyped_storage()._cdata for each in given}
     if kwargs.get("out") is not None:  # the result is written, not read
-        given = tensors_of(args)
+        given = list(tensors_of(args))
     elif not func._schema.is_mutable:
         made = [each for each in made if each.untyped_storage()._cdata not in storages]
         if not made:
@@ -162,17 +162,6 @@ def operation_bytes(func: Any, args: Sequence[Any], kwargs: Any, result: Any) ->
     return read + written
 
 
-def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the tensors in nested sequences."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found.extend(tensors_of(value))
-    return found
-
-
 def element_bytes(tensor: torch.Tensor) -> int:
     """Bytes of the elements in memory of a tensor on the GPU."""
     if not tensor.is_meta:
@@ -184,10 +173,8 @@ def _bytes(value: Any) -> int:
     """Bytes of the tensors in nested sequences. Those of a quantized tensor are those of its parts."""
     if isinstance(value, (tuple, list)):
         return sum(map(_bytes, value))
-    parts = [each for each in getattr(value, "__dict__", {}).values() if isinstance(each, torch.Tensor) and each is not value]
-    quantized = hasattr(value, "_quantizer")
-    if quantized:
-        return sum(map(element_bytes, parts))
+    if hasattr(value, "_quantizer"):
+        return sum(element_bytes(each) for each in vars(value).values() if isinstance(each, torch.Tensor) and each is not value)
     return element_bytes(value) if isinstance(value, torch.Tensor) else 0
 
 

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.balance import means
 from allocator_hook.shadow.gpu import STREAMS, Stream
-from allocator_hook.shadow.kernel_calls import calls, element_bytes, tensors_of
+from allocator_hook.shadow.kernel_calls import calls, element_bytes
 from allocator_hook.shadow.placement import kernels, to_meta
 from allocator_hook.shadow.te_kernels.allocate import OUTSIDE, outside_allocator
 from allocator_hook.shadow.unmaterialized import unmaterialized
-from allocator_hook.step.marks import in_backward
+from allocator_hook.step.marks import in_backward, tensors_of
 from allocator_hook.step.patching import Patch
 from analyzer.errors import AnalyzerError
 from analyzer.units import BLOCK, MIB, round_up

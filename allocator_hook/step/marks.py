@@ -162,7 +162,7 @@ class Marks:
                 if entry[0] == name:
                     break
             microbatch = self.microbatch
-            for tensor in _tensors(output):
+            for tensor in tensors_of(output):
                 if tensor.requires_grad and tensor.grad_fn is not None:
                     tensor.register_hook(lambda _: self._backward(name, microbatch))
 
@@ -172,7 +172,7 @@ class Marks:
         """Hook the outputs of the model. The model itself computes the loss, so its backward mark has an empty name."""
         del module, args
         microbatch = self.microbatch
-        for tensor in _tensors(output):
+        for tensor in tensors_of(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(lambda _: self._backward("", microbatch))
 
@@ -215,9 +215,10 @@ def global_name(model: torch.nn.Module, name: str) -> str:
     return f"{found[1]}.{number}{name[found.end() :]}"
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested sequences."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
