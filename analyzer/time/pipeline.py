@@ -18,6 +18,8 @@ from analyzer.units import ceil_div
 
 MOST_STEPS: Final = 200_000
 """Steps of a simulation. Larger schedules are computed by formula."""
+STEADY: Final = 1e-9
+"""Share of an iteration below which a change is a rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +152,29 @@ def simulate(schedule: Schedule, seconds: Seconds, message: float) -> list[RankT
         return _without_simulation(schedule, seconds, message)
     short, group = simulated_microbatches(schedule), _group(schedule)
     ranks, _ = _simulated(schedule, short, seconds, message)
-    if short == schedule.microbatches:
-        return ranks
-    before, _ = _simulated(schedule, short - group, seconds, message)
-    groups = (schedule.microbatches - short) / group
+    while short < schedule.microbatches:
+        before, _ = _simulated(schedule, short - group, seconds, message)
+        if _is_steady(before, ranks):
+            return _extended(schedule, seconds, before, ranks)
+        short = min(schedule.microbatches, short + group * ceil_div(short, group))
+        ranks, _ = _simulated(schedule, short, seconds, message)
+    return ranks
+
+
+def _is_steady(before: Sequence[RankTime], after: Sequence[RankTime]) -> bool:
+    """Whether a further group of microbatches shortens no time without work, which it does only before the steady state."""
+    return all(
+        later.bubble >= earlier.bubble - STEADY * later.end
+        and later.exposed_messages >= earlier.exposed_messages - STEADY * later.end
+        for earlier, later in zip(before, after, strict=True)
+    )
+
+
+def _extended(schedule: Schedule, seconds: Seconds, before: Sequence[RankTime], ranks: list[RankTime]) -> list[RankTime]:
+    """The iteration with all microbatches. `before` has a group of microbatches less than `ranks`, and each further group adds that
+    difference."""
+    group = _group(schedule)
+    groups = (schedule.microbatches - ranks[0].passes) / group
     slowest = group * max(map(_microbatch, seconds))
     for time, earlier, chunks in zip(ranks, before, seconds, strict=True):
         time.passes = schedule.microbatches

@@ -135,6 +135,18 @@ def test_simulating_a_part_of_the_microbatches_is_enough(case: Case) -> None:
         assert short.end == pytest.approx(exact.end, rel=0.02)
         assert short.busy == pytest.approx(exact.busy)
         assert short.busy + short.bubble + short.exposed_messages == pytest.approx(short.end)
+        assert min(short.bubble, short.exposed_messages) >= -1e-9 * short.end
+
+
+def test_messages_of_a_late_steady_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stage is the slowest by 7 %, and the last stage the second: the steady state starts after six groups."""
+    found = schedule(8, 128, chunks=4)
+    slower = {0: 1.07, 7: 1.06}
+    seconds = [[(F * slower.get(rank, 1.0), B * slower.get(rank, 1.0))] * 4 for rank in range(8)]
+    exact = simulate_all(found, seconds, 0.005, monkeypatch)
+    for short, full in zip(simulate(found, seconds, 0.005), exact, strict=True):
+        assert short.exposed_messages == pytest.approx(full.exposed_messages, rel=1e-3)
+        assert short.bubble == pytest.approx(full.bubble, rel=1e-3)
 
 
 @QUICK
