@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -30,7 +31,6 @@ from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analyzer.api import analyze
 from analyzer.communication.table import communication_rows
 from analyzer.hardware.gpus import hardware
 from analyzer.hardware.speeds import speed_of
@@ -81,7 +81,7 @@ CONSTANTS = (
     _shared("expert_network", 0.8, 0.4, 1.0, 0.1),
     _shared("ep_overlap_exposed", 0.08, 0.02, 0.5, 0.3),
     _shared("slowdown", 0.1, 0.02, 0.4, 0.3),
-    _shared("host_call", 12e-6, 4e-6, 30e-6, 0.2),
+    _shared("host_call", 30e-6, 10e-6, 80e-6, 0.2),
 )
 """What is fitted. Priors: NCCL tests on NVLink (0.7 of its bandwidth, all-to-all 0.6), copies (0.85 of the memory bandwidth), FP4
 of cuBLAS 12.9 (faster than the inference kernels of the tables); the others are wide."""
@@ -117,12 +117,23 @@ class Case:
 def case_of(record: dict[str, Any]) -> Case:
     """The job of a record."""
     argv = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), *record["argv"]]
-    environ = dict(record.get("env", {}))
-    arguments, world, _ = parse(argv, environ=environ, folder=ROOT)
-    gpu, _ = hardware(record["gpu"], None)
+    return _case(record, argv, dict(record.get("env", {})), record["gpu"])
+
+
+def case_of_report(report: dict[str, Any]) -> Case:
+    """The job of a launch of a public report, whose command names the GPU."""
+    measured = {"iteration_seconds": report["measured"]["time_s"]}
+    return _case({"measured": measured}, shlex.split(report["argv"]), report["env"], None)
+
+
+def _case(record: dict[str, Any], argv: Sequence[str], environ: dict[str, str], gpu_name: str | None) -> Case:
+    arguments, world, options = parse(argv, environ=environ, folder=ROOT)
+    name = gpu_name or options.gpu
+    assert name is not None
+    gpu, _ = hardware(name, None)
     job = build(arguments, world, environ=environ, gpu=gpu, folder=ROOT)
     stages = stage_models(job)
-    speed = speed_of(record["gpu"])
+    speed = speed_of(name)
     assert speed is not None
     return Case(record, job, stages, communication_rows(job, stages), speed)
 
@@ -259,18 +270,18 @@ def left_out(
         mine = [place for place, record in enumerate(records) if record["kind"] == kind]
         intervals[kind] = _interval([errors[left][place] for left in ("model", "source") for place in mine])
         intervals[f"{kind}_on_another_gpu"] = _interval([errors["gpu"][place] for place in mine])
-    intervals["host_bound"] = _interval([*limited, *_reports()])
+    intervals["host_bound"] = _interval([*limited, *_reports(with_values(document, values))])
     return intervals
 
 
-def _reports() -> list[float]:
+def _reports(document: dict[str, Any]) -> list[float]:
     """ln(predicted / measured) of the launches of public reports that the host limits. They take part in no fit."""
+    reports = [each for each in json.loads(REPORTS.read_text()) if each["measured"].get("time_s")]
     found = []
-    for report in json.loads(REPORTS.read_text()):
-        time = analyze(report["argv"], environ=report["env"]).time
-        seconds = report["measured"].get("time_s")
-        if time is not None and seconds and time.parts_seconds["host"] > HOST_BOUND * time.iteration_seconds:
-            found.append(float(np.log(time.iteration_seconds / seconds)))
+    for case in map(case_of_report, reports):
+        time = case.time(document)
+        if time.parts["host"] > HOST_BOUND * time.seconds:
+            found.append(case.error(document))
     return found
 
 

@@ -18,7 +18,7 @@ from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryBound, Pre
 MIB: Final = 2**20
 TINY: Final = MemoryBound("residual add", 6 * 1024)
 """A kernel that takes hardly longer than the gap between two kernels."""
-LINEAR: Final = HostCalls("Linear", 7)
+LINEAR: Final = HostCalls("Linear", 3)
 """Forward and backward of a linear layer, for which the time model counts 3 and 4 operations of the host."""
 _DEPTHS: Final = (256, 512, 1024, 2048, 4096, 8192, 16384)
 _SQUARES: Final = (2048, 4096, 8192)

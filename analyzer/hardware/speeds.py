@@ -20,7 +20,7 @@ BITS: Final = ("32", "16", "8", "4")
 """Fields of `peak_tflops`."""
 FIELDS: Final = (
     "name", "architecture", "peak_tflops", "hbm_gb_per_s", "nvlink_gb_per_s", "nvlink_domain", "network_gb_per_s",
-    "multiprocessors", "sources", "peak_integer_tops",
+    "multiprocessors", "sources", "peak_integer_tops", "pod_gpus", "spine_gb_per_s",
 )  # fmt: skip
 """Fields of a user's file. `sources` is a note, which entries of `speeds.json` have."""
 SMALLEST: Final = 1e-6
@@ -70,6 +70,9 @@ def _speed(name: str, entry: Mapping[str, Any], *, multiprocessors: int, network
     integers = entry.get("peak_integer_tops", {})
     if not isinstance(integers, Mapping):
         raise ValueError("peak_integer_tops")
+    pod = entry.get("pod_gpus")
+    if (pod is None) != (entry.get("spine_gb_per_s") is None):
+        raise ValueError("spine_gb_per_s" if pod is not None else "pod_gpus")
     return SpeedSpec(
         name=name,
         architecture=str(entry.get("architecture", "")),
@@ -78,6 +81,8 @@ def _speed(name: str, entry: Mapping[str, Any], *, multiprocessors: int, network
         nvlink_bytes=GIGA * _positive(entry.get("nvlink_gb_per_s"), "nvlink_gb_per_s"),
         nvlink_domain=_whole(entry.get("nvlink_domain"), "nvlink_domain"),
         network_bytes=network or GIGA * _positive(entry.get("network_gb_per_s"), "network_gb_per_s"),
+        pod=0 if pod is None else _whole(pod, "pod_gpus"),
+        spine_bytes=0.0 if pod is None else GIGA * _positive(entry.get("spine_gb_per_s"), "spine_gb_per_s"),
         multiprocessors=multiprocessors,
         integer_ops={bits: TERA * _positive(integers[bits], f"peak_integer_tops.{bits}") for bits in BITS if bits in integers},
     )

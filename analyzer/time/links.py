@@ -1,4 +1,4 @@
-"""The links that a process group spans: how many of its ranks share an NVLink domain."""
+"""The links that a process group spans: how many of its ranks share an NVLink domain, and how many a pod of the network."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ class Span(NamedTuple):
     ranks: int
     near: int
     """Fewest ranks of the group in one of the NVLink domains that it spans."""
+    pod: int = 0
+    """The same of the pods of the network; 0 if it has one pod."""
 
 
 def span_of(job: TrainingJob, group: str, speed: SpeedSpec) -> Span:
     """The span of a group, from the ranks of the first group of its kind. Cached for each job."""
-    cache: dict[tuple[str, str, int], Span] = job.__dict__.setdefault("_spans", {})
-    key = (group, speed.name, speed.nvlink_domain)
+    cache: dict[tuple[str, str, int, int], Span] = job.__dict__.setdefault("_spans", {})
+    key = (group, speed.name, speed.nvlink_domain, speed.pod)
     if key not in cache:
-        cache[key] = _span(job, group, domain_size(job, speed))
+        found = _span(job, group, domain_size(job, speed))
+        cache[key] = found._replace(pod=_span(job, group, speed.pod).near) if speed.pod else found
     return cache[key]
 
 

@@ -2,6 +2,8 @@
 
 Collectives use rings over the ranks of a group. If a group spans several NVLink domains, each of its ranks in a domain sends a
 part of the data through its own network adapter, so that the bandwidth is that of all of them together, at most that of NVLink.
+Between pods of the network each GPU has its share of the spine. The rings of a group cross it on the ranks of one NVLink domain,
+which use the shares of the group's other ranks in the pod; in an all-to-all all ranks cross it.
 """
 
 from __future__ import annotations
@@ -56,12 +58,15 @@ def message_seconds(
 
     `payload`: bytes of the full tensor on one rank. `exchange`: tokens of experts, and by which dispatcher.
     """
-    ranks, near = span
+    ranks, near, pod = span
     if ranks <= 1 or payload <= 0:
         return LinkSeconds(0.0, 0.0)
     # few ranks use few of the links of the NVLink switches
     nvlink = speed.nvlink_bytes * (1 - rates.nvlink_few / min(near, ranks)) * (rates.expert_nvlink if exchange else rates.nvlink)
     network = speed.network_bytes * (rates.expert_network if exchange else rates.network)
+    spine = speed.spine_bytes * (rates.expert_network if exchange else rates.network)
+    crosses = 0 < pod < ranks
+    network = min(network, pod * spine / near) if crosses and kind != "all_to_all" else network
     latency = rates.latency + rates.latency_rank * log2(ranks)
     if kind in ("send", "recv", "broadcast"):
         return LinkSeconds(payload / (nvlink if near >= ranks else network), latency)
@@ -71,7 +76,8 @@ def message_seconds(
     if kind == "all_to_all":
         far = payload * _far_share(span, choices if exchange == "flex" else NO_CHOICES)
         inside = payload * ((near - 1) / ranks if exchange != "flex" else (near - 1) / near)
-        return LinkSeconds(max(inside / nvlink, far / network), latency)
+        between_pods = far * (ranks - pod) / (ranks - near) / spine if crosses else 0.0
+        return LinkSeconds(max(inside / nvlink, far / network, between_pods), latency)
     return LinkSeconds(moved / min(nvlink, near * network), latency)
 
 
@@ -83,7 +89,7 @@ def _far_share(span: Span, choices: Choices) -> float:
     experts. Other all-to-alls send it for each rank. Sources: DeepEP and HybridEP, internode kernels; Megatron-LM,
     `MoEFlexTokenDispatcher._initialize_metadata` (0.16.1), which repeats the choices for the ranks that share experts.
     """
-    ranks, near = span
+    ranks, near, _ = span
     if not choices.topk:
         return 1 - near / ranks
     domains = ranks / near

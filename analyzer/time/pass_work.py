@@ -157,6 +157,7 @@ def block_work(module: Module, direction: str, context: WorkContext, settings: S
             if message.exposure == "userbuffers" and _outside_userbuffers(operation):
                 message = message._replace(exposure="full", behind=())
             total.messages[message] += operation.call.count
+            total.calls += (1 - capture.share(operation.module)) * operation.call.count
         elif operation.kind is OperationKind.COMPUTE:
             _add_compute(total, operation, context, capture)
     return total.frozen()
@@ -184,13 +185,14 @@ def _add_compute(total: _Total, operation: Operation, context: WorkContext, capt
     work = work_of(operation.module, context.outside_userbuffers if separate else context)
     forward = operation.phase != "backward"
     in_checkpoint = operation.phase == "recompute" and capture.runs_in(ModuleKind.ATTENTION_KERNEL_CHECKPOINT)
+    launches = 0
     for kernel in work.forward if forward else work.backward:
         if not (in_checkpoint and kernel.name in OUTSIDE_CHECKPOINT):
             total.kernels[kernel] += 1
-    calls = work.forward_calls if forward else work.backward_calls
+            launches += kernel.launches
     captured = capture.share(operation.module)
-    total.graph_calls += captured * calls
-    total.calls += (1 - captured) * calls
+    total.graph_calls += captured * launches
+    total.calls += (1 - captured) * launches
     if forward and work.synchronizes and not capture.everything:
         total.synchronizations += 1
 

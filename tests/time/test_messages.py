@@ -56,6 +56,37 @@ def test_nvlink_limits_a_ring_over_nodes() -> None:
     assert found.transfer == pytest.approx(15 / 16 * SIZE / 400e9)
 
 
+PODS = replace(ROUND, pod=32, spine_bytes=10e9)
+"""Four nodes of eight GPUs in a pod, with a spine that has a fifth of the bandwidth of the adapters (50 GB/s)."""
+
+
+@pytest.mark.parametrize(
+    ("span", "bandwidth"),
+    [
+        (Span(16, 8, 16), 400e9),  # in a pod
+        (Span(64, 8, 32), 320e9),  # 32 GPUs of a pod share 10 GB/s each
+        (Span(8, 1, 4), 40e9),  # four of them
+        (Span(2, 1, 1), 10e9),
+    ],
+)
+def test_rings_over_pods_use_the_shares_of_their_ranks(span: Span, bandwidth: float) -> None:
+    found = message_seconds("all_gather", SIZE, span, PODS, ideal())
+    assert found.transfer == pytest.approx((span.ranks - 1) / span.ranks * SIZE / bandwidth)
+
+
+def test_an_all_to_all_over_pods_is_limited_by_the_spine() -> None:
+    """Of 64 ranks 32 are in other pods, and 56 in other nodes: 32/64 at 10 GB/s takes longer than 56/64 at 50 GB/s."""
+    found = message_seconds("all_to_all", SIZE, Span(64, 8, 32), PODS, ideal(), exchange="plain")
+    assert found.transfer == pytest.approx(32 / 64 * SIZE / 10e9)
+
+
+def test_the_pods_that_a_group_spans() -> None:
+    job = job_of("--tensor-model-parallel-size 8 --global-batch-size 64", gpus=64)
+    assert span_of(job, "dp", PODS) == Span(8, 1, 4)
+    assert span_of(job, "tp", PODS) == Span(8, 8, 8)
+    assert span_of(job, "dp", ROUND) == Span(8, 1, 0)
+
+
 def test_a_message_between_nodes_uses_one_adapter() -> None:
     assert transfer("send", Span(4, 1)) == pytest.approx(SIZE / 50e9)
 
@@ -95,7 +126,7 @@ def test_the_latency_grows_with_the_logarithm_of_the_ranks() -> None:
 )
 def test_the_ranks_of_a_group_in_a_node(gpus: int, line: str, group: str, span: tuple[int, int]) -> None:
     """Ranks are placed in the order tp, cp, dp, pp, eight in each node."""
-    assert span_of(job_of(f"{line} --global-batch-size 64", gpus=gpus), group, known("H100-80GB")) == span
+    assert span_of(job_of(f"{line} --global-batch-size 64", gpus=gpus), group, known("H100-80GB")) == Span(*span)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +151,8 @@ def test_the_gpus_of_an_nvlink_domain(gpu: str, gpus: int, domain: int) -> None:
 def test_a_rack_has_large_expert_groups() -> None:
     found = job_of("--num-experts 64 --expert-model-parallel-size 64 --disable-bias-linear --global-batch-size 128", gpus=128)
     found = replace(found, parallel=replace(found.parallel, nodes=32, gpus_per_node=4))
-    assert span_of(found, "ep", known("GB200-186GB")) == (64, 64)
-    assert span_of(found, "edp", known("GB200-186GB")) == (2, 1)
+    assert span_of(found, "ep", known("GB200-186GB")) == Span(64, 64)
+    assert span_of(found, "edp", known("GB200-186GB")) == Span(2, 1)
 
 
 def sent(span: Span, choices: Choices) -> tuple[float, float]:
@@ -178,4 +209,4 @@ def test_other_dispatchers_send_a_token_for_each_expert() -> None:
 def test_a_ring_has_the_links_of_the_node_with_the_fewest_ranks() -> None:
     """The first of three stages has every third rank: three in each of two nodes (0, 3, 6 and 9, 12, 15), two in the third."""
     line = "--num-layers 9 --pipeline-model-parallel-size 3 --use-tp-pp-dp-mapping --global-batch-size 64"
-    assert span_of(job_of(line, gpus=24), "dp", known("H100-80GB")) == (8, 2)
+    assert span_of(job_of(line, gpus=24), "dp", known("H100-80GB")) == Span(8, 2)

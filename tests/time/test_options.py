@@ -137,6 +137,9 @@ def test_a_file_with_speeds_stands_for_the_gpu(tmp_path: Path) -> None:
         ({**SPEEDS, "peak_tflops": 200}, "peak_tflops"),
         ({**SPEEDS, "peak_tflops": {"32": 100, "16": 1e400, "8": 400, "4": 800}}, "has no valid peak_tflops.16"),
         ({name: value for name, value in SPEEDS.items() if name != "network_gb_per_s"}, "network_gb_per_s"),
+        ({**SPEEDS, "pod_gpus": 8}, "has no valid spine_gb_per_s"),
+        ({**SPEEDS, "spine_gb_per_s": 5}, "has no valid pod_gpus"),
+        ({**SPEEDS, "pod_gpus": 0.5, "spine_gb_per_s": 5}, "has no valid pod_gpus"),
     ],
 )
 def test_files_with_wrong_speeds(tmp_path: Path, content: object, part: str) -> None:
@@ -162,6 +165,15 @@ def test_an_entry_of_the_table_is_a_valid_file(tmp_path: Path) -> None:
     entry = json.loads(SPEEDS_FILE.read_text())["gpus"]["H100-80GB"]
     found = time(f"--info-hardware {written(tmp_path, {'name': 'H100-80GB', **entry})}")
     assert found["iteration_seconds"] == time()["iteration_seconds"]
+
+
+def test_a_slow_spine_between_pods(tmp_path: Path) -> None:
+    """The two nodes are in two pods, and exchange gradients."""
+    plain = time(f"--info-hardware {written(tmp_path, SPEEDS)}")
+    slow = time(f"--info-hardware {written(tmp_path, {**SPEEDS, 'pod_gpus': 8, 'spine_gb_per_s': 1})}")
+    one = time(f"--info-hardware {written(tmp_path, {**SPEEDS, 'pod_gpus': 16, 'spine_gb_per_s': 1})}")
+    assert slow["iteration_seconds"] > 1.02 * plain["iteration_seconds"]
+    assert one["iteration_seconds"] == plain["iteration_seconds"]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def kernel_seconds(kernel: Kernel, speed: SpeedSpec, rates: Efficiencies) -> flo
     if isinstance(kernel, Attention):
         return attention_seconds(kernel, speed, rates)
     share = rates.memory_permute if kernel.kind == "permute" else rates.memory
-    return kernel.bytes / (speed.hbm_bytes * share) + rates.kernel_gap
+    return kernel.bytes / (speed.hbm_bytes * share) + kernel.launches * rates.kernel_gap
 
 
 def gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:

@@ -74,7 +74,7 @@ def _fused(context: WorkContext) -> Work:
             backend=backend,  # type: ignore[arg-type]
         )
 
-    return Work((kernel("forward"),), (kernel("backward"),), 10, 5)
+    return Work((kernel("forward"),), (kernel("backward"),))
 
 
 def _unfused(context: WorkContext) -> Work:
@@ -94,17 +94,17 @@ def _unfused(context: WorkContext) -> Work:
 
     forward: tuple[Kernel, ...] = (
         gemm("scores", queries, keys, width),
-        MemoryBound("softmax", (4.0 + dropout) * scores + mask),
+        MemoryBound("softmax", (4.0 + dropout) * scores + mask, launches=15 if mask else 1),
         gemm("context", queries, value, keys),
     )
     backward: tuple[Kernel, ...] = (
         gemm("value gradient", keys, value, queries),
         gemm("softmax gradient", queries, keys, value),
-        MemoryBound("softmax gradient", (6.0 + dropout) * scores),
+        MemoryBound("softmax gradient", (6.0 + dropout) * scores, launches=5 if mask else 1),
         gemm("query gradient", queries, width, keys),
         gemm("key gradient", keys, width, queries),
     )
-    return Work(forward, backward, 8, 10)
+    return Work(forward, backward)
 
 
 def _rotation(context: WorkContext) -> Work:
@@ -113,12 +113,15 @@ def _rotation(context: WorkContext) -> Work:
     if model.position_embedding != "rope":
         return Work()
     heads = Heads(shapes)
-    forward, backward, calls = _rotated(context, width=heads.query + heads.key, head=model.kv_channels)
-    return Work((MemoryBound(ROTATION, forward),), (MemoryBound("rotation gradient", backward),), calls, calls)
+    forward, backward, launches = _rotated(context, width=heads.query + heads.key, head=model.kv_channels)
+    return Work(
+        (MemoryBound(ROTATION, forward, launches=launches[0]),),
+        (MemoryBound("rotation gradient", backward, launches=launches[1]),),
+    )
 
 
-def _rotated(context: WorkContext, *, width: int, head: int) -> tuple[float, float, int]:
-    """Bytes of the rotation of queries and keys of `width` elements together for each token, in forward and backward, and calls.
+def _rotated(context: WorkContext, *, width: int, head: int) -> tuple[float, float, tuple[int, int]]:
+    """Bytes of the rotation of queries and keys of `width` elements together for each token, and kernels, in forward and backward.
 
     The fused kernel reads and writes them, and reads angles of `head` elements in fp32. Unfused, the operations are: the sines and
     cosines of the angles, scaled and cast to 16 bit; the concatenation of the exchanged and negated halves; two products, their
@@ -127,8 +130,8 @@ def _rotated(context: WorkContext, *, width: int, head: int) -> tuple[float, flo
     shapes, model = context.shapes, context.inputs.model
     size, angles = float(shapes.s * shapes.b * width), 2.0 * shapes.s * head
     if model.rope_fusion:
-        return 4 * size + 4 * angles, 4 * size + 4 * angles, 2
-    return 24 * size + 48 * angles, 28 * size + 4 * angles, 20
+        return 4 * size + 4 * angles, 4 * size + 4 * angles, (2, 2)
+    return 24 * size + 48 * angles, 28 * size + 4 * angles, (24, 14)
 
 
 def _copies(context: WorkContext) -> Work:
@@ -145,9 +148,10 @@ def _copies(context: WorkContext) -> Work:
     values = heads.key if grouped or normed or rotated else 0
     keys = heads.key if normed or (grouped and not rotated) else 0
     width = queries + keys + values
-    forward = (MemoryBound(COPIES, 4.0 * tokens * width),) if width else ()
+    copied = sum(map(bool, (queries, keys, values)))
+    forward = (MemoryBound(COPIES, 4.0 * tokens * width, launches=copied),) if width else ()
     joined_gradients = MemoryBound("concatenation of gradients", 4.0 * tokens * (heads.query + 2 * heads.key))
-    return Work(forward, (joined_gradients,), 3, 2)
+    return Work(forward, (joined_gradients,))
 
 
 def _rotation_of_latents(context: WorkContext) -> Work:
@@ -164,18 +168,16 @@ def _rotation_of_latents(context: WorkContext) -> Work:
     position, plain, value = mla.qk_pos_emb_head_dim, mla.qk_head_dim, mla.v_head_dim
     if model.position_embedding != "rope":
         forward = backward = 4.0 * tokens * heads * (plain + position)
-        calls = 2
+        launches = (3, 3)
     elif model.rope_fusion:
         forward = backward = tokens * heads * (4 * position + 2 * (plain + value) + 2 * (plain + position + value))
-        calls = 2
+        launches = (2, 2)
     else:
-        forward, backward, calls = _rotated(context, width=(heads + 1) * position, head=position)
+        forward, backward, (before, after) = _rotated(context, width=(heads + 1) * position, head=position)
         assembled = tokens * (8 * heads * (plain + position) + 4 * heads * value + 4 * (heads + 1) * position)
-        forward, backward, calls = forward + assembled, backward + assembled, calls + 6
+        forward, backward, launches = forward + assembled, backward + assembled, (before + 4, after + 9)
     added = 6.0 * shapes.s_split * shapes.b * model.hidden_size
     return Work(
-        (MemoryBound(ROTATION, forward),),
-        (MemoryBound("rotation gradient", backward), MemoryBound("sum of gradients", added)),
-        calls,
-        calls + 1,
+        (MemoryBound(ROTATION, forward, launches=launches[0]),),
+        (MemoryBound("rotation gradient", backward, launches=launches[1]), MemoryBound("sum of gradients", added)),
     )

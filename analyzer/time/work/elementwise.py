@@ -22,21 +22,27 @@ logits. `unfused`: a cast to fp32 (6), maximum (4), subtraction (8), exponential
 in backward a product (8) and a cast (6). Sources: core/tensor_parallel/cross_entropy.py and core/fusions/fused_cross_entropy.py
 (0.16.1).
 """
+_LOSS_LAUNCHES: Final = {"te": (8, 3), "native": (14, 6), "unfused": (24, 9)}
+"""Kernels in forward and backward: those of the loss of each token, its mask and the mean."""
 
 
-def norm(elements: int, *, recomputed: bool) -> Work:
-    """A norm of `elements` 16-bit elements: reads and writes them; backward reads the input and its gradient, and writes one."""
+def norm(elements: int, *, recomputed: bool, vectors: int = 1) -> Work:
+    """A norm of `elements` 16-bit elements: reads and writes them; backward reads the input and its gradient, and writes one.
+
+    The gradient of each of the `vectors` that are its parameters is added to the buffer by a kernel of its own.
+    """
     forward = MemoryBound("norm", 4.0 * elements)
     again = (forward,) if recomputed else ()
-    backward = MemoryBound("norm gradient", 6.0 * elements)
-    return Work((forward,), (*again, backward), 2, 2 + 2 * len(again))
+    backward = MemoryBound("norm gradient", 6.0 * elements, launches=1 + vectors)
+    return Work((forward,), (*again, backward))
 
 
 def standalone_norm(module: Module, context: WorkContext) -> Work:
     """A norm as a module of its own."""
     shapes = context.shapes
     elements = shapes.s_split * shapes.b * module.parameters[0].numel
-    return norm(elements, recomputed=module.kind is not ModuleKind.FINAL_NORM and shapes.recomputes("layernorm"))
+    recomputed = module.kind is not ModuleKind.FINAL_NORM and shapes.recomputes("layernorm")
+    return norm(elements, recomputed=recomputed, vectors=len(module.parameters))
 
 
 def head_norm(module: Module, context: WorkContext) -> Work:
@@ -44,7 +50,7 @@ def head_norm(module: Module, context: WorkContext) -> Work:
     shapes, model = context.shapes, context.inputs.model
     heads = model.num_attention_heads if module.kind is ModuleKind.Q_NORM else model.num_query_groups
     elements = shapes.s * shapes.b * max(1, heads // shapes.t) * model.kv_channels
-    return norm(elements, recomputed=False)
+    return norm(elements, recomputed=False, vectors=len(module.parameters))
 
 
 def activation(context: WorkContext, *, rows: int, width: int, in_experts: bool) -> Work:
@@ -62,14 +68,14 @@ def activation(context: WorkContext, *, rows: int, width: int, in_experts: bool)
     if fused:
         clamped = source if model.activation_clamped else 0
         moved, gradient = 2.0 * (source + target) + 8.0 * clamped, 2.0 * (2 * source + target) + 10.0 * clamped
-        calls = 5 if clamped else 1
+        launches = (3, 9) if clamped else (1, 1)
     else:
         biases = 4.0 * source if model.bias_linear and not in_experts else 0.0
         moved, gradient = (14.0 if model.gated else 4.0) * target + biases, (26.0 if model.gated else 6.0) * target
-        calls = 4
-    forward = MemoryBound("activation", moved)
+        launches = (3, 4) if model.gated else (1, 1)
+    forward = MemoryBound("activation", moved, launches=launches[0])
     again = (forward,) if in_experts and shapes.recomputes("moe_act") else ()
-    return Work((forward,), (*again, MemoryBound("activation gradient", gradient)), calls, calls + len(again) * calls)
+    return Work((forward,), (*again, MemoryBound("activation gradient", gradient, launches=launches[1])))
 
 
 def residual_add(context: WorkContext) -> Work:
@@ -83,10 +89,8 @@ def residual_add(context: WorkContext) -> Work:
         forward = (11.0 if dropout else 6.0) + (4.0 if model.bias_linear else 0.0)
     backward = 11.0 if dropout else 6.0
     return Work(
-        (MemoryBound("residual add", forward * elements),),
-        (MemoryBound("residual add gradient", backward * elements),),
-        1 if fused else 3,
-        2,
+        (MemoryBound("residual add", forward * elements, launches=1 if fused or not dropout else 3),),
+        (MemoryBound("residual add gradient", backward * elements, launches=2 if dropout else 1),),
     )
 
 
@@ -97,9 +101,7 @@ def word_embedding(module: Module, context: WorkContext) -> Work:
     weight = module.parameters[0].numel if module.parameters else 0
     return Work(
         (MemoryBound("embedding", 4.0 * elements),),
-        (MemoryBound("embedding gradient", 4.0 * elements + 12.0 * weight),),
-        4,
-        4,
+        (MemoryBound("embedding gradient", 4.0 * elements + 12.0 * weight, launches=2),),
     )
 
 
@@ -108,9 +110,8 @@ def cross_entropy(context: WorkContext) -> Work:
     shapes, model = context.shapes, context.inputs.model
     count = shapes.s * shapes.b * (model.padded_vocab_size // shapes.t)
     forward, backward = _LOSS_BYTES[model.cross_entropy]
+    launches = _LOSS_LAUNCHES[model.cross_entropy]
     return Work(
-        (MemoryBound("cross entropy", float(forward * count)),),
-        (MemoryBound("cross entropy gradient", float(backward * count)),),
-        8,
-        4,
+        (MemoryBound("cross entropy", float(forward * count), launches=launches[0]),),
+        (MemoryBound("cross entropy gradient", float(backward * count), launches=launches[1]),),
     )

@@ -28,14 +28,12 @@ def router(context: WorkContext) -> Work:
     moved = 40.0 * tokens * experts + casts
     returned = 20.0 * tokens * experts + 2 * casts + size * 6  # the gradients of the router's input and of the experts' are added
     return Work(
-        forward=(Gemm("forward", tokens, experts, hidden, forward), MemoryBound("routing", moved, "permute")),
+        forward=(Gemm("forward", tokens, experts, hidden, forward), MemoryBound("routing", moved, "permute", 10)),
         backward=(
-            MemoryBound("routing gradient", returned, "permute"),
+            MemoryBound("routing gradient", returned, "permute", 8),
             gemm("data gradient", tokens, hidden, experts),
             gemm("weight gradient", experts, hidden, tokens, of_weight=True),
         ),
-        forward_calls=35,
-        backward_calls=25,
     )
 
 
@@ -51,14 +49,12 @@ def shared_gate(context: WorkContext) -> Work:
         return Gemm(name, m, n, k, context.precision, depth_is_tokens=of_weight)
 
     return Work(
-        forward=(gemm("forward", tokens, 1, hidden), MemoryBound("weighted output", 4 * size)),
+        forward=(gemm("forward", tokens, 1, hidden), MemoryBound("weighted output", 4 * size, launches=2)),
         backward=(
-            MemoryBound("weighted output gradient", 18 * size),
+            MemoryBound("weighted output gradient", 18 * size, launches=5),
             gemm("data gradient", tokens, hidden, 1),
             gemm("weight gradient", 1, hidden, tokens, of_weight=True),
         ),
-        forward_calls=3,
-        backward_calls=6,
     )
 
 
@@ -83,13 +79,11 @@ def permutation(context: WorkContext, *, dispatch: bool) -> Work:
     forward, backward = (selected, added) if dispatch else (added, selected)
     # the output of the shared experts is added in forward, and their gradient in backward
     shared = 3.0 * routing.tokens * context.inputs.model.hidden_size if moe.shared_ffn_hidden_size else 0.0
-    calls = 25 if moe.dispatcher == "flex" else 40
+    launches = 6 if moe.dispatcher == "allgather" else 13
     name = "permutation" if dispatch else "reverse permutation"
     return Work(
-        forward=(MemoryBound(name, forward + sort + shared, "permute"),),
-        backward=(MemoryBound(f"{name} gradient", backward + sort + shared, "permute"),),
-        forward_calls=calls,
-        backward_calls=15,
+        forward=(MemoryBound(name, forward + sort + shared, "permute", launches if dispatch else 4),),
+        backward=(MemoryBound(f"{name} gradient", backward + sort + shared, "permute", 3),),
         synchronizes=dispatch and not moe.pad_to_capacity,
     )
 
@@ -111,7 +105,7 @@ def padding(module: Module, context: WorkContext) -> Work:
         return NO_WORK
     name = "padding" if module.kind is not ModuleKind.FC2 else "removal of padding"
     copy = MemoryBound(name, 4.0 * routing.multiplied_rows * routing.width)
-    return Work((copy,), (copy._replace(name=f"{name} gradient"),), 2, 2)
+    return Work((copy,), (copy._replace(name=f"{name} gradient"),))
 
 
 def expert_biases(module: Module, context: WorkContext) -> Work:
@@ -128,7 +122,7 @@ def expert_biases(module: Module, context: WorkContext) -> Work:
     experts, rows = routing.local_experts, routing.multiplied_rows
     if module.kind is not ModuleKind.FC2:
         width = next(each.shape[-1] for each in module.parameters if each.name == "bias")
-        return Work((), (MemoryBound("bias gradient", 2.0 * rows * width),), 0, experts)
+        return Work((), (MemoryBound("bias gradient", 2.0 * rows * width, launches=2 * experts),))
     size = DTYPE_BYTES[routing.arriving_dtype]
     casts = size > context.element_bytes
     elements = float(rows * routing.width)
@@ -137,8 +131,6 @@ def expert_biases(module: Module, context: WorkContext) -> Work:
     gradients = 3 * size + 3 * size + 4  # of the bias, of the probabilities, and of the split
     backward = gradients + (2 * (size + 2) if casts else 0)
     return Work(
-        forward=(MemoryBound("biases of experts", forward * elements),),
-        backward=(MemoryBound("gradients of the biases of experts", backward * elements),),
-        forward_calls=3 + 3 * experts,
-        backward_calls=3 + 7 * experts,
+        forward=(MemoryBound("biases of experts", forward * elements, launches=1 + 2 * experts),),
+        backward=(MemoryBound("gradients of the biases of experts", backward * elements, launches=2 + 5 * experts),),
     )

@@ -31,6 +31,8 @@ class Gemm(NamedTuple):
     """Bytes read and written for each element of the output: 2 for a new tensor, 8 if it is added to an fp32 buffer."""
     depth_is_tokens: bool = False
     """The products sum over tokens: a weight gradient."""
+    launches: int = 1
+    """Operations that the host issues. Those of experts are issued one by one, also where one kernel multiplies them together."""
 
     @property
     def flops(self) -> int:
@@ -66,6 +68,11 @@ class Attention(NamedTuple):
     backend: Literal["flash", "fused"] = "fused"
 
     @property
+    def launches(self) -> int:
+        """Operations that the host issues."""
+        return 1
+
+    @property
     def flops(self) -> float:
         """Floating-point operations. The backward computes five products where the forward computes two."""
         forward = 2 * self.batch * self.heads * self.pairs * (self.head_dim + self.value_dim)
@@ -73,24 +80,23 @@ class Attention(NamedTuple):
 
 
 class MemoryBound(NamedTuple):
-    """A kernel whose time is that of the bytes that it reads and writes."""
+    """Kernels whose time is that of the bytes that they read and write."""
 
     name: str
     bytes: float
     kind: MemoryKind = "elementwise"
+    launches: int = 1
+    """Kernels, which the host issues one by one."""
 
 
 Kernel = Gemm | Attention | MemoryBound
 
 
 class Work(NamedTuple):
-    """The kernels of a module without children, for one microbatch, and the calls that launch them from the host."""
+    """The kernels of a module without children, for one microbatch."""
 
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
-    forward_calls: float = 0
-    """Operations that the host issues in forward."""
-    backward_calls: float = 0
     synchronizes: bool = False
     """The host waits for the GPU in forward: for the number of tokens of each expert."""
 

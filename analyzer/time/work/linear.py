@@ -18,14 +18,11 @@ CAST_BYTES: Final = {"delayed": 4.0, "tensorwise": 6.0, "blockwise": 5.0, "mxfp8
 
 `tensorwise` and `nvfp4` read it twice, because the scale of the tensor is computed first; `mxfp8` has a scale for 32 elements.
 """
-_CALLS: Final = (3.0, 4.0)
-"""Operations of the host in forward and backward of a linear layer."""
-_QUANTIZED_CALLS: Final = 3.0
-"""The same with quantization, as a multiple."""
 _SPLIT_ROWS: Final = frozenset({ModuleKind.Q_DOWN, ModuleKind.KV_DOWN}) | MOE_LATENT_PROJECTIONS
 """Layers that are not split over tensor-parallel ranks (`TELinear`): each works on its tokens of the residual stream."""
 _BIAS_ADDED_LATER: Final = frozenset({ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC1, ModuleKind.FC2})
-"""Layers whose bias is added by a later kernel (`skip_bias_add`): its gradient is a sum over tokens. Others add it in the GEMM."""
+"""Layers whose bias is added by a later kernel (`skip_bias_add`): its gradient is a sum over tokens. Others add it in the GEMM,
+which also sums its gradient. That is added to the buffer by a kernel of its own."""
 SCATTERED_PARTS: Final = 4
 """Parts of a GEMM whose output is reduce-scattered meanwhile (`num_splits` of the method "pipeline")."""
 
@@ -51,17 +48,18 @@ def linear(module: Module, context: WorkContext) -> Work:
     shapes = context.shapes
     rows = (shapes.s_split if module.kind in _SPLIT_ROWS else shapes.s) * shapes.b
     n, k = weight.shape
-    fused = any(each.name == "layer_norm_weight" for each in module.parameters)
+    vectors = sum(each.name.startswith("layer_norm_") for each in module.parameters)
     rewinds = module.kind in (ModuleKind.Q_PROJECTION, ModuleKind.Q_UP, ModuleKind.KV_UP) and shapes.recomputes("mla_up_proj")
     work = gemms(context, rows=rows, n=n, k=k, precision=context.quantized if weight.quantized else context.precision)
     if context.chunks > 1 and module.overlaps_collectives:
         work = _in_chunks(work, context.chunks, summed=module.kind in (ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2))
-    if fused:
-        work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False), work)
+    if vectors:
+        work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False, vectors=vectors), work)
         work = _fused_quantization(work, context, rows * k) if weight.quantized else work
-    if module.kind in _BIAS_ADDED_LATER and any(each.name == "bias" for each in module.parameters):
+    if any(each.name == "bias" for each in module.parameters):
         summed = (shapes.s if module.kind is ModuleKind.FC1 else shapes.s_split) * shapes.b
-        work = joined(Work((), (MemoryBound("bias gradient", 2.0 * summed * n),), 0, 1), work)
+        read = 2.0 * summed * n if module.kind in _BIAS_ADDED_LATER else 0.0
+        work = joined(Work((), (MemoryBound("bias gradient", read, launches=2),)), work)
     return repeated(work) if rewinds else work
 
 
@@ -81,9 +79,9 @@ def _in_chunks(work: Work, chunks: int, *, summed: bool) -> Work:
             if not isinstance(each, Gemm) or each.name != name:
                 found.append(each)
             elif columns:
-                found.append(each._replace(n=max(1, each.n // SCATTERED_PARTS), batch=SCATTERED_PARTS))
+                found.append(each._replace(n=max(1, each.n // SCATTERED_PARTS), batch=SCATTERED_PARTS, launches=SCATTERED_PARTS))
             else:
-                found.append(each._replace(m=max(1, each.m // chunks), batch=chunks))
+                found.append(each._replace(m=max(1, each.m // chunks), batch=chunks, launches=chunks))
         return tuple(found)
 
     return work._replace(
@@ -95,8 +93,6 @@ def _in_chunks(work: Work, chunks: int, *, summed: bool) -> Work:
 def gemms(context: WorkContext, *, rows: int, n: int, k: int, precision: Precision) -> Work:
     """[rows, k] → [rows, n] by a weight [n, k]."""
     out = context.element_bytes
-    quantized = precision in ("8", "4")
-    calls = [each * (_QUANTIZED_CALLS if quantized else 1) for each in _CALLS]
     return Work(
         forward=(
             *_casts(context, rows * k, precision),
@@ -107,8 +103,6 @@ def gemms(context: WorkContext, *, rows: int, n: int, k: int, precision: Precisi
             Gemm("data gradient", rows, k, n, precision, output_bytes=out),
             Gemm("weight gradient", n, k, rows, precision, output_bytes=context.accumulated_bytes, depth_is_tokens=True),
         ),
-        forward_calls=calls[0],
-        backward_calls=calls[1],
     )
 
 
@@ -128,18 +122,16 @@ def grouped_linear(module: Module, context: WorkContext, *, rows: int) -> Work:
 
     def gemm(name: str, m: int, width: int, depth: int, *, of_weight: bool = False) -> Gemm:
         moved = context.accumulated_bytes if of_weight else out
-        return Gemm(name, m, width, depth, precision, experts, grouped=True, output_bytes=moved, depth_is_tokens=of_weight)
+        found = Gemm(name, m, width, depth, precision, experts, grouped=True, output_bytes=moved, depth_is_tokens=of_weight)
+        return found._replace(launches=experts)
 
-    scale = _QUANTIZED_CALLS if precision in ("8", "4") else 1
     return Work(
-        forward=(*_casts(context, rows * k, precision), gemm("forward", each, n, k)),
+        forward=(*_casts(context, rows * k, precision, tensors=experts), gemm("forward", each, n, k)),
         backward=(
-            *_casts(context, rows * n, precision),
+            *_casts(context, rows * n, precision, tensors=experts),
             gemm("data gradient", each, k, n),
             gemm("weight gradient", n, k, each, of_weight=True),
         ),
-        forward_calls=(2 + experts) * scale,
-        backward_calls=(2 + 2 * experts) * scale,
     )
 
 
@@ -156,15 +148,13 @@ def joined(*works: Work) -> Work:
     return Work(
         forward=tuple(kernel for each in works for kernel in each.forward),
         backward=tuple(kernel for each in reversed(works) for kernel in each.backward),
-        forward_calls=sum(each.forward_calls for each in works),
-        backward_calls=sum(each.backward_calls for each in works),
         synchronizes=any(each.synchronizes for each in works),
     )
 
 
 def repeated(work: Work) -> Work:
     """The work of a module whose forward is recomputed in its backward."""
-    return work._replace(backward=(*work.forward, *work.backward), backward_calls=work.forward_calls + work.backward_calls)
+    return work._replace(backward=(*work.forward, *work.backward))
 
 
 def _fused_quantization(work: Work, context: WorkContext, elements: int) -> Work:
@@ -184,11 +174,11 @@ def _fused_quantization(work: Work, context: WorkContext, elements: int) -> Work
     return work._replace(forward=tuple(kernels))
 
 
-def _casts(context: WorkContext, elements: int, precision: Precision) -> tuple[MemoryBound, ...]:
+def _casts(context: WorkContext, elements: int, precision: Precision, *, tensors: int = 1) -> tuple[MemoryBound, ...]:
     fp8 = context.inputs.fp8
     if fp8 is None or precision not in ("8", "4"):
         return ()
-    return (MemoryBound("quantization", cast_bytes(context) * elements, "cast"),)
+    return (MemoryBound("quantization", cast_bytes(context) * elements, "cast", launches=tensors),)
 
 
 def cast_bytes(context: WorkContext) -> float:

@@ -7,12 +7,18 @@ not have makes their sum too small.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from analyzer.modules.kinds import ModuleKind
+from analyzer.time.pass_work import block_work, settings_of
+from analyzer.time.work.context import work_context
+from analyzer.trace.events import CollectiveEvent, Event, GemmCall, KernelEvent, Mark, MemoryCall
 from analyzer.trace.kernels import OUTSIDE_PASSES, KernelComparison
 from tests.allocator_hook.shadow.conftest import Record
 
@@ -62,10 +68,21 @@ LAYOUTS = {
     "biases of experts": f"{LLAMA} {EXPERTS} --moe-token-dispatcher-type alltoall --moe-permute-fusion --no-bias-dropout-fusion",
 }
 TOLERANCE = 0.04
+LAUNCHES = 0.1
 
 
-def recorded(options: str, record: Record, folder: Path) -> tuple[KernelComparison, Counter[str]]:
-    """The comparison of kernels for the first pipeline stage, and the recorded bytes of each operation by direction and name."""
+class Recorded(NamedTuple):
+    """The kernels of an iteration on the first pipeline stage."""
+
+    comparison: KernelComparison
+    names: Counter[str]
+    """Recorded bytes of each memory-bound operation, by direction and name."""
+    launches: tuple[int, int]
+    """Operations of the second layer that the host issued in forward and backward, for one microbatch."""
+    predicted_launches: tuple[float, float]
+
+
+def recorded(options: str, record: Record, folder: Path) -> Recorded:
     from dataclasses import replace
 
     from allocator_hook.shadow.engine import enough_microbatches
@@ -74,7 +91,6 @@ def recorded(options: str, record: Record, folder: Path) -> tuple[KernelComparis
     from analyzer.launch.build import build
     from analyzer.launch.parse import parse
     from analyzer.predict import predict
-    from analyzer.trace.events import MemoryCall
     from analyzer.trace.reader import read_complete_trace
     from analyzer.trace.summary import summarize
 
@@ -90,11 +106,37 @@ def recorded(options: str, record: Record, folder: Path) -> tuple[KernelComparis
     for call, times in summarize(read_complete_trace(next(iter(traces.values())))).iterations[-1].kernels.items():
         if isinstance(call, MemoryCall) and call.name not in OUTSIDE_PASSES:
             names[f"{call.direction} {call.name}"] += call.bytes * times
-    return found, names
+    kinds = (ModuleKind.CHECKPOINT, ModuleKind.LAYER)
+    layer = max(
+        (each for _, each in report.ranks[0].trees[0].walk() if each.kind in kinds), key=lambda each: -kinds.index(each.kind)
+    )
+    context, settings = work_context(report.job), settings_of(report.job)
+    expected = [layer.derived(block_work, direction, context, settings).calls for direction in ("forward", "backward")]
+    found_launches = launches_of_layer(read_complete_trace(next(iter(traces.values()))))
+    return Recorded(found, names, found_launches, (expected[0], expected[1]))
+
+
+def launches_of_layer(events: Iterable[Event]) -> tuple[int, int]:
+    """Kernels and collectives of the second layer in forward and backward of the first microbatch of the last iteration."""
+    numbers: dict[tuple[int, bool], int] = defaultdict(int)
+    running: list[Mark] = []
+    for event in events:
+        if isinstance(event, Mark):
+            running = [*running, event] if event.kind == "enter" else running[:-1]
+        elif isinstance(event, (KernelEvent, CollectiveEvent)) and running and ".layers.1" in running[-1].name:
+            mark = running[-1]
+            if mark.microbatch in (0, -1):
+                call = event.call if isinstance(event, KernelEvent) else None
+                count = call.products if isinstance(call, GemmCall) and "experts" in mark.name else 1
+                numbers[max(each.iteration for each in running), mark.phase == "forward"] += count
+    last = max(iteration for iteration, _ in numbers)
+    return numbers[last, True], numbers[last, False]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_bytes_of_memory_bound_kernels_are_those_of_the_recorded_operations(name: str, record: Record, tmp_path: Path) -> None:
-    found, names = recorded(LAYOUTS[name], record, tmp_path)
-    for predicted, run in zip(found.predicted_traffic, found.recorded_traffic, strict=True):
-        assert predicted == pytest.approx(run, rel=TOLERANCE), names.most_common(20)
+def test_bytes_and_launches_are_those_of_the_recorded_operations(name: str, record: Record, tmp_path: Path) -> None:
+    found = recorded(LAYOUTS[name], record, tmp_path)
+    for predicted, run in zip(found.comparison.predicted_traffic, found.comparison.recorded_traffic, strict=True):
+        assert predicted == pytest.approx(run, rel=TOLERANCE), found.names.most_common(20)
+    for expected, issued in zip(found.predicted_launches, found.launches, strict=True):
+        assert expected == pytest.approx(issued, rel=LAUNCHES), (found.predicted_launches, found.launches)
