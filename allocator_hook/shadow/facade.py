@@ -33,6 +33,8 @@ ASSUMED_VERSIONS = {
     if is_before("2.10")
     else "2.8.3",
     "emerging-optimizers": "0.2.0",
+    "mamba-ssm": "2.3.2",
+    "causal-conv1d": "1.6.0",
 }
 """flash-attn: the newest release that the Transformer Engine supports, up to 2.8.3, as in the containers of 2026."""
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from allocator_hook.step.hybrid import hybrid_options
 from allocator_hook.step.versions import known_to
 from analyzer.specs import Branch, TrainingJob
 
@@ -19,7 +20,7 @@ def transformer_config(job: TrainingJob) -> Any:
 
     # core 0.8 has no multi-latent attention
     config_class = transformer.MLATransformerConfig if job.model.mla is not None else transformer.TransformerConfig
-    if job.model.blocks:
+    if job.model.blocks and job.model.hybrid is None:
         from megatron.core.transformer.heterogeneous.heterogeneous_config import HeterogeneousTransformerConfig
 
         config_class = HeterogeneousTransformerConfig
@@ -36,6 +37,7 @@ def transformer_config(job: TrainingJob) -> Any:
         **_fp8(job),
         **_moe(job),
         **_graphs(job),
+        **hybrid_options(job),
     }
     config = config_class(**known_to(config_class, **options))
     for name, value in _yarn(job).items():  # the model reads these attributes, but releases up to 0.16 do not declare them
@@ -64,6 +66,7 @@ def _model(job: TrainingJob) -> dict[str, Any]:
         "gated_linear_unit": model.gated,
         "activation_func": activation_function(job),
         "bias_activation_fusion": model.bias_activation_fusion,
+        "use_fused_weighted_squared_relu": model.fused_squared_relu,
         "bias_dropout_fusion": model.bias_dropout_fusion,
         "masked_softmax_fusion": model.masked_softmax_fusion,
         "attention_softmax_in_fp32": model.attention_softmax_in_fp32,
@@ -150,7 +153,7 @@ def _yarn(job: TrainingJob) -> dict[str, Any]:
 def _blocks(job: TrainingJob) -> dict[str, Any]:
     """Return the per-layer configuration of heterogeneous layers as the JSON of `HeterogeneousTransformerConfig`."""
     model = job.model
-    if not model.blocks:
+    if not model.blocks or model.hybrid is not None:
         return {}
 
     def branch(kind: Branch, **sizes: int | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from allocator_hook.step.config import starts_from_meta
+from allocator_hook.step.hybrid import hybrid_model
 from allocator_hook.step.muon import buffer_layout
 from allocator_hook.step.optimizer_config import ddp_config, uses_torch_fsdp
 from allocator_hook.step.versions import accepted_by, known_to
@@ -74,9 +75,8 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
 
     Raises AnalyzerError if the installed megatron-core does not support the position embedding.
     """
-    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel, gpt_model
-    from megatron.core.transformer.module import Float16Module
 
     model = job.model
     if model.yarn_positions is not None and not hasattr(gpt_model, "YarnRotaryEmbedding"):
@@ -87,6 +87,12 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
     stage = {"ignore_virtual": False, "vp_stage": virtual_stage}
     if virtual_stage is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(virtual_stage)
+    ends = {
+        "pre_process": _at_end(parallel_state.is_pipeline_first_stage, stage),
+        "post_process": _at_end(parallel_state.is_pipeline_last_stage, stage),
+    }
+    if model.hybrid is not None:
+        return _on_gpu(job, config, hybrid_model(job, config, virtual_stage=virtual_stage, **ends))
     decoder = layer_spec(job, config, virtual_stage=virtual_stage)
     with torch.device("meta") if starts_from_meta(job) else nullcontext():
         module = GPTModel(
@@ -95,8 +101,7 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
             **known_to(GPTModel.__init__, mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage)),
             vocab_size=model.padded_vocab_size,
             max_sequence_length=model.max_position_embeddings,
-            pre_process=_at_end(parallel_state.is_pipeline_first_stage, stage),
-            post_process=_at_end(parallel_state.is_pipeline_last_stage, stage),
+            **ends,
             fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
             parallel_output=True,
             share_embeddings_and_output_weights=model.tied_embeddings,
@@ -104,6 +109,14 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
             rotary_percent=model.rotary_percent,
             **accepted_by(GPTModel.__init__, vp_stage=virtual_stage),
         )
+    return _on_gpu(job, config, module)
+
+
+def _on_gpu(job: TrainingJob, config: Any, module: Any) -> Any:
+    """Move a chunk to the GPU in the precision of the job, as `get_model` does."""
+    from megatron.core import tensor_parallel
+    from megatron.core.transformer.module import Float16Module
+
     module.model_type = _encoder_or_decoder()
     for parameter in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)

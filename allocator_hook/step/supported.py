@@ -16,8 +16,10 @@ READ: Final[dict[str, frozenset[str]]] = {
         "qk_layernorm tied_embeddings hidden_dropout attention_dropout bias_activation_fusion bias_dropout_fusion "
         "masked_softmax_fusion attention_softmax_in_fp32 apply_query_key_layer_scaling apply_residual_connection_post_layernorm "
         "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "
-        "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions".split()
+        "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
+        "fused_squared_relu".split()
     ),
+    "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "
         "legacy_grouped_gemm dispatcher permute_fusion capacity_factor pad_to_capacity router_dtype load_balancing "

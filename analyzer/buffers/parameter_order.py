@@ -81,6 +81,8 @@ def modules_in_order(tree: Module) -> Iterator[Module]:
     This is the order of the tree, except for the parts of attention and of MoE layers (`Attention.__init__`,
     `MultiLatentAttention.__init__`, `MLASelfAttention.__init__` and `MoELayer.__init__` in megatron/core/transformer, 0.16.1).
     """
+    if tree.repeats:
+        return
     yield tree
     children: Sequence[Module] = tree.children
     if tree.kind is ModuleKind.ATTENTION:

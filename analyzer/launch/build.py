@@ -22,6 +22,7 @@ from analyzer.launch.derive.fsdp import fsdp_spec, sharding_optimizer
 from analyzer.launch.derive.launch_input import LaunchInput
 from analyzer.launch.derive.model.experts import check_dense, num_experts
 from analyzer.launch.derive.model.gpt import check_fused_activation, model_spec
+from analyzer.launch.derive.model.hybrid import hybrid_blocks, hybrid_spec
 from analyzer.launch.derive.model.mtp import mtp_layers_of
 from analyzer.launch.derive.model.shape import decoder_shape
 from analyzer.launch.derive.optimizer import optimizer_spec
@@ -184,7 +185,14 @@ def _model(
         half_precision=precision.parameters != "fp32",
     )
     moe = _experts(launch, model, parallel, precision, imbalance=moe_imbalance)
-    model = replace(model, moe=moe, mtp_num_layers=mtp_layers_of(launch.arguments, model=model, context=parallel.context))
+    hybrid = hybrid_spec(launch.arguments, model=model)
+    model = replace(
+        model,
+        moe=moe,
+        mtp_num_layers=mtp_layers_of(launch.arguments, model=model, context=parallel.context),
+        hybrid=hybrid,
+        blocks=() if hybrid is None else hybrid_blocks(hybrid),
+    )
     check_fused_activation(model)
     _refuse_large(launch.arguments, model, parallel)
     return model
@@ -210,6 +218,8 @@ def _experts(
 
 def _blocks(launch: LaunchInput, model: ModelSpec, recompute: RecomputeSpec) -> tuple[BlockSpec, ...]:
     """Layers that differ by configuration; none for equal layers."""
+    if model.hybrid is not None:
+        return model.blocks
     dests = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
     if all(launch.arguments.get(dest) is None for dest in dests):
         return ()

@@ -9,11 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from analyzer.errors import UnsupportedError
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.derive.model.hybrid import STACKS
 from analyzer.launch.inference.options import DYNAMIC_SCRIPTS, STATIC_SCRIPTS
 from analyzer.launch.info_options import MODEL
 
 GPT_SCRIPT: Final = "pretrain_gpt"
+HYBRID_SCRIPTS: Final = ("pretrain_mamba", "pretrain_hybrid")
+HYBRID: Final = "a Mamba hybrid"
 OTHER_MODELS: Final[dict[str, str]] = {
     "bert": "BERT",
     "t5": "T5",
@@ -22,8 +25,8 @@ OTHER_MODELS: Final[dict[str, str]] = {
     "realm": "a retriever",
     "orqa": "a retriever",
     "retro": "RETRO",
-    "mamba": "Mamba",
-    "hybrid": "a Mamba hybrid",
+    "mamba": HYBRID,
+    "hybrid": HYBRID,
     "zamba": "a Mamba hybrid",
     "vlm": "a vision-language model",
     "vl": "a vision-language model",
@@ -61,9 +64,9 @@ OTHER_OPTIONS: Final[dict[str, str]] = {
     "--decoder-seq-length": "T5",
     "--decoder-num-layers": "T5",
     "--retro-add-retriever": "RETRO",
-    "--hybrid-layer-pattern": "a Mamba hybrid",
-    "--hybrid-override-pattern": "a Mamba hybrid",
-    "--is-hybrid-model": "a Mamba hybrid",
+    "--hybrid-layer-pattern": HYBRID,
+    "--hybrid-override-pattern": HYBRID,
+    "--is-hybrid-model": HYBRID,
 }
 """Options that only scripts of other models use."""
 NO_TRAINING: Final = frozenset({
@@ -90,13 +93,31 @@ def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]
     """
     path = entry.replace(".", "/") if module else entry.replace("\\", "/").removesuffix(".py")
     folder, _, name = path.rpartition("/")
+    if name == GPT_SCRIPT and _model_of_options(options) == HYBRID:
+        raise InputError(entry, f"builds a GPT, and the options describe {HYBRID}", "use pretrain_mamba.py or pretrain_hybrid.py")
     if name in (GPT_SCRIPT, *STATIC_SCRIPTS, *DYNAMIC_SCRIPTS):
         return None
     _refuse_no_training(entry, name, folder, options)
     model = _model_of_name(name, folder) or _model_of_options(options)
+    if model == HYBRID:
+        return _of_hybrid(entry, name, options)
     if model is not None:
-        raise UnsupportedError(entry, f"trains {model}, and only GPT is modelled", _REMEDY)
+        raise UnsupportedError(entry, f"trains {model}, and only GPT and Mamba hybrids are modelled", _REMEDY)
     return f"{entry} is not a script of Megatron-LM: it is assumed to train a GPT as pretrain_gpt.py does."
+
+
+def _of_hybrid(entry: str, name: str, options: Mapping[str, Sequence[str]]) -> str | None:
+    """The statement about a script that trains a Mamba hybrid. Raises InputError if its options do not describe one."""
+    described = _model_of_options(options) == HYBRID or "--hybrid-attention-ratio" in options or "--hybrid-mlp-ratio" in options
+    if not described:
+        raise InputError(
+            entry,
+            f"trains {HYBRID}, and no option describes its layers",
+            "add --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec, and --hybrid-layer-pattern",
+        )
+    if name in HYBRID_SCRIPTS:
+        return None
+    return f"{entry} is not a script of Megatron-LM: it is assumed to train {HYBRID} as pretrain_mamba.py does."
 
 
 def refuse_other_program(argv: Sequence[str]) -> None:
@@ -144,8 +165,8 @@ def _model_of_options(options: Mapping[str, Sequence[str]]) -> str | None:
     provider = " ".join(options.get("--model-provider", ()))
     if _OTHER_PROVIDERS.search(provider):
         return f"a model of the provider {provider}"
-    if any("mamba" in value for value in options.get("--spec", ())):
-        return "Mamba"
+    if any(value in STACKS for value in options.get("--spec", ())):
+        return HYBRID
     if any(value.startswith("BertWordPiece") for value in options.get("--tokenizer-type", ())):
         return "BERT"
     return next((model for flag, model in OTHER_OPTIONS.items() if flag in options), None)

@@ -164,8 +164,13 @@ class Space:
             yield given
 
     def may_have(self, stages: Stages) -> bool:
-        """Whether a distribution may be used: if layers are not searched, a launch with its own one keeps it in a pipeline."""
+        """Whether a distribution may be used: if layers are not searched, a launch with its own one keeps it in a pipeline.
+
+        The pattern of a hybrid model gives its virtual stages, and no option does.
+        """
         own = self.problem.given.parallel.pipeline_layout
+        if self.problem.given.model.hybrid is not None and (own.layout is not None or stages.virtual > 1):
+            return False
         return stages.pipeline == 1 or "layers" in self.over or own == PipelineSpec()
 
     def _is_given(self, stages: Stages) -> bool:
@@ -181,7 +186,13 @@ class Space:
         return layers_of_stages(self.scale.layers, self.problem.given.parallel)
 
     def recomputes(self, stages: Stages) -> tuple[Recompute, ...]:
-        """The ways to recompute activations for a distribution of layers, that of the launch first."""
+        """The ways to recompute activations for a distribution of layers, that of the launch first.
+
+        Stacks of hybrid models recompute no layers before core 0.18.
+        """
+        given = self.problem.given
+        if given.model.hybrid is not None and is_before(given.megatron, "0.18"):
+            return (self.given.recompute,)
         most = ceil_div(self.scale.layers, stages.pipeline * stages.virtual) + max(UNEVEN)
         divided = self._common_divisor(stages) if needs_whole_groups(self.problem.given.megatron) else 0
         return self._choices(most.bit_length(), divided & -divided)

@@ -17,6 +17,13 @@ def attention_branch(shapes: Shapes, *, fused_norm: bool, input_shares: str) -> 
     return self_attention(shapes, fused_norm=fused_norm, input_shares=input_shares if fused_norm else "")
 
 
+def mixer_branch(shapes: Shapes, *, input_shares: str) -> Module:
+    """A Mamba mixer with its norm."""
+    from analyzer.modules.mamba.mixer import mixer
+
+    return mixer(shapes, input_shares=input_shares)
+
+
 def moe_branch(shapes: Shapes) -> Module:
     """A MoE layer."""
     from analyzer.modules.moe.layer import moe_layer

@@ -46,7 +46,7 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_share
         name="output_layer",
         kind=ModuleKind.OUTPUT_LAYER,
         parameters=(vocabulary_weight(shapes, shared=shared),) if owns_weight else (),
-        saved=(shapes.hidden("input", made_in="decoder.final_layernorm", shares=input_shares),),
+        saved=(shapes.hidden("input", made_in=f"decoder.{shapes.model.final_norm}", shares=input_shares),),
         forward_workspace=(output,) if overwritten else (),
         forward_held=() if overwritten else (output,),
         backward_workspace=(
@@ -179,4 +179,4 @@ def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[
 
 def final_norm(shapes: Shapes) -> Module:
     """The norm at the end of the decoder. The output layer saves its output."""
-    return standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in=STREAM)
+    return standalone_norm(shapes, shapes.model.final_norm, ModuleKind.FINAL_NORM, input_made_in=STREAM)

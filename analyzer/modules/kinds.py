@@ -45,6 +45,13 @@ class ModuleKind(Enum):
     ACTIVATION = auto()
     FC2 = auto()
     FEED_FORWARD_ADD = auto()
+    MIXER = auto()
+    """A Mamba mixer in place of attention."""
+    MIXER_IN = auto()
+    MIXER_SCAN = auto()
+    """Convolution and scan of a Mamba mixer."""
+    MIXER_NORM = auto()
+    MIXER_OUT = auto()
     REPLACED_BRANCH = auto()
     """One linear layer in place of attention or the FFN."""
     ROUTER = auto()
@@ -79,12 +86,14 @@ LINEAR: Final = frozenset(
         ModuleKind.QKV,
         *LATENT_PROJECTIONS,
         ModuleKind.ATTENTION_OUTPUT,
+        ModuleKind.MIXER_IN,
+        ModuleKind.MIXER_OUT,
         ModuleKind.FC1,
         ModuleKind.FC2,
         ModuleKind.MTP_PROJECTION,
     }
 )
 """Linear layers of transformer layers."""
-ATTENTION_BRANCH: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.ATTENTION, ModuleKind.ATTENTION_ADD})
+ATTENTION_BRANCH: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.ATTENTION, ModuleKind.MIXER, ModuleKind.ATTENTION_ADD})
 FEED_FORWARD_BRANCH: Final = frozenset({ModuleKind.FEED_FORWARD_NORM, ModuleKind.FEED_FORWARD, ModuleKind.FEED_FORWARD_ADD})
 RESIDUAL_ADDS: Final = frozenset({ModuleKind.ATTENTION_ADD, ModuleKind.FEED_FORWARD_ADD})

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from analyzer.modules.branches import attention_branch, moe_branch
+from analyzer.modules.branches import attention_branch, mixer_branch, moe_branch
 from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.dropout import bias_dropout_add
 from analyzer.modules.inputs import ModuleInputs
@@ -102,7 +102,9 @@ def transformer_layer(
         made_in, shares = LAYER, ""
     if block.feed_forward != "none":
         if moe or not te:
-            norm = standalone_norm(shapes, "pre_mlp_layernorm", ModuleKind.FEED_FORWARD_NORM, input_made_in=LAYER)
+            norm = standalone_norm(
+                shapes, "pre_mlp_layernorm", ModuleKind.FEED_FORWARD_NORM, input_made_in=made_in, input_shares=shares
+            )
             children += (norm,)
         if block.feed_forward == "linear":
             branch = gathered_linear(shapes, "mlp", input_made_in=made_in, input_shares=shares)
@@ -125,6 +127,9 @@ def transformer_layer(
 def _attention_with_norm(inputs: ModuleInputs, attention: Branch, input_made_in: str, input_shares: str) -> tuple[Module, ...]:
     """The attention branch, cached separately because layers of different kinds share it."""
     shapes = Shapes(inputs)
+    if attention == "mamba":
+        addition = bias_dropout_add(shapes, "mamba_bda", ModuleKind.ATTENTION_ADD, biased=False)
+        return (mixer_branch(shapes, input_shares=input_shares), addition)
     fused = shapes.model.implementation == "transformer_engine" and shapes.model.mla is None
     norm: tuple[Module, ...] = ()
     if not fused:

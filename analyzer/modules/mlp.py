@@ -101,7 +101,9 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
     return Module(
         name="mlp",
         kind=ModuleKind.FEED_FORWARD,
-        saved=(shapes.hidden("mlp input", dtype=shapes.residual_dtype, made_in=LAYER if fused_norm else "pre_mlp_layernorm"),),
+        saved=(
+            shapes.hidden("mlp input", dtype=shapes.residual_dtype, made_in=input_made_in if fused_norm else "pre_mlp_layernorm"),
+        ),
         backward_workspace=held,
         recomputed_last=shapes.recomputed_output,
         children=inside,

@@ -179,6 +179,8 @@ class Module:
     """A linear layer whose tensor-parallel communication overlaps with its GEMMs (`--tp-comm-overlap`)."""
     children: tuple[Module, ...] = ()
     """In order of execution. The workspace of a node with children is allocated throughout all of them."""
+    repeats: bool = False
+    """It has the weights of an earlier module, so those of it and its children are not counted again."""
     output_of: str = ""
     """The child whose tensor is returned as the output; empty if the module allocates its output."""
     function: bool = False
@@ -277,6 +279,8 @@ def largest(*groups: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def parameters(tree: Module) -> Iterator[Parameter]:
     """Every parameter of a tree, in the order of execution."""
+    if tree.repeats:
+        return
     yield from tree.parameters
     for child in tree.children:
         yield from parameters(child)

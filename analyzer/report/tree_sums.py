@@ -11,6 +11,8 @@ from analyzer.modules.tree import Module
 
 def parameters(module: Module) -> int:
     """Elements of the weights of a module and its descendants on one rank."""
+    if module.repeats:
+        return 0
     return sum(p.numel for p in module.parameters) + sum(map(parameters, module.children))
 
 

@@ -11,8 +11,8 @@ Implementation = Literal["transformer_engine", "local", "legacy"]
 AttentionBackend = Literal["flash", "fused", "unfused"]
 CrossEntropy = Literal["unfused", "native", "te"]
 Activation = Literal["gelu", "swiglu", "geglu", "quick_geglu", "squared_relu", "silu"]
-Branch = Literal["full", "linear", "none"]
-"""A branch of a layer: complete, replaced by one linear layer, or omitted."""
+Branch = Literal["full", "linear", "none", "mamba"]
+"""A branch of a layer: complete, replaced by one linear layer, omitted, or (instead of attention) a Mamba mixer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,36 @@ class BlockSpec:
     feed_forward: Branch = "full"
     ffn_hidden_size: int | None = None
     """FFN width of a full feed-forward branch; None for that of the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridSpec:
+    """What a hybrid model has in addition to the layers in `ModelSpec.blocks`: the sizes of its Mamba layers."""
+
+    pattern: str
+    """A letter for each decoder layer (`analyzer.specs.hybrid.LETTERS`)."""
+    state_dim: int = 128
+    """Elements of the state of a channel (`--mamba-state-dim`)."""
+    head_dim: int = 64
+    groups: int = 8
+    """Groups of heads that share B and C."""
+    heads: int
+    memory_efficient: bool = True
+    """Convolution and scan are one function, which computes again in backward what it did not save."""
+    mtp_pattern: str = ""
+    """A letter for each layer of an MTP depth."""
+    mtp_repeated: bool = False
+    """All MTP depths have the same layers (`--mtp-use-repeated-layer`)."""
+
+    @property
+    def width(self) -> int:
+        """Elements of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def state_width(self) -> int:
+        """Elements of B, and of C, of all groups."""
+        return self.groups * self.state_dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +117,8 @@ class ModelSpec:
     attention_dropout: float = 0.1
     bias_activation_fusion: bool = True
     """`--no-bias-gelu-fusion` / `--no-bias-swiglu-fusion` turn it off."""
+    fused_squared_relu: bool = False
+    """Grouped experts multiply the squared ReLU by the probabilities in one kernel (`--use-fused-weighted-squared-relu`)."""
     bias_dropout_fusion: bool = True
     masked_softmax_fusion: bool = True
     attention_softmax_in_fp32: bool = False
@@ -118,8 +150,15 @@ class ModelSpec:
     mla: MlaSpec | None = None
     blocks: tuple[BlockSpec, ...] = ()
     """The branches of each decoder layer, if layers differ by configuration; otherwise empty."""
+    hybrid: HybridSpec | None = None
+    """Set for a hybrid model, whose `blocks` follow from its pattern."""
     mtp_num_layers: int = 0
     """Number of multi-token prediction (MTP) layers, after the last decoder layer."""
+
+    @property
+    def final_norm(self) -> str:
+        """The name of the final norm in the decoder: of `TransformerBlock`, or of the stack of a hybrid model."""
+        return "final_layernorm" if self.hybrid is None else "final_norm"
 
     @property
     def gated(self) -> bool:

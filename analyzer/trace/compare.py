@@ -164,6 +164,8 @@ class _ModuleNames:
 
     def __init__(self, chunk: Chunk) -> None:
         self._layers = iter((*(layer - 1 for layer in chunk.layers), *range(chunk.mtp_layers)))
+        self._number = 0
+        """That of the current layer. A layer that repeats another one has its number."""
         self._frames: list[_Frame] = []
         self._stream = ""
         """The module that allocated the current hidden states; empty if they were received from the previous stage."""
@@ -191,7 +193,8 @@ class _ModuleNames:
         else:  # a block: the enclosing modules, without the root
             path, layer, checkpointed = path.partition(".")[2].rpartition(".")[0], "", False
         if self._is_numbered(module):
-            path = layer = f"{path}.layers.{next(self._layers)}" if path else f"layers.{next(self._layers)}"
+            self._number = self._number if module.repeats else next(self._layers)
+            path = layer = f"{path}.layers.{self._number}" if path else f"layers.{self._number}"
         elif module.kind is ModuleKind.LAYER:
             path = layer = f"{path}.{module.name}"
         elif module.kind is ModuleKind.EMBEDDING:  # the only embedding, also if an MTP layer calls it
@@ -210,7 +213,7 @@ class _ModuleNames:
     def _end(self, frame: _Frame) -> None:
         """Update the module of the hidden states after a layer, an MTP projection or the embedding."""
         module = frame.module
-        if self._is_numbered(module):
+        if self._is_numbered(module) or module.kind is ModuleKind.LAYER:
             self._stream = frame.layer if module.children else self._stream
         elif module.kind is ModuleKind.MTP_PROJECTION:  # a split output is gathered into a tensor of the MTP layer
             self._stream = frame.layer if module.collectives else frame.path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.errors import UnsupportedError
+from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.entry_script import check_entry
 
 
@@ -33,8 +33,6 @@ def test_any_other_script_is_assumed_to_train_a_gpt(entry: str) -> None:
     [
         ("pretrain_bert.py", "BERT"),
         ("pretrain_t5.py", "T5"),
-        ("../../pretrain_hybrid.py", "Mamba"),
-        ("pretrain_mamba.py", "Mamba"),
         ("pretrain_vlm.py", "vision-language"),
         ("pretrain_llava.py", "vision-language"),
         ("qwen2_vl/pretrain_qwen2_vl.py", "vision-language"),
@@ -61,11 +59,27 @@ def test_scripts_of_other_models_are_refused(entry: str, model: str) -> None:
         ({"--tokenizer-type": ["BertWordPieceLowerCase"]}, "BERT"),
         ({"--encoder-seq-length": ["512"], "--decoder-seq-length": ["128"]}, "T5"),
         ({"--retro-add-retriever": []}, "RETRO"),
-        ({"--is-hybrid-model": []}, "Mamba"),
-        ({"--spec": ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]}, "Mamba"),
         ({"--num-classes": ["1000"]}, "vision transformer"),
     ],
 )
 def test_options_of_other_models_are_refused_with_any_name(options: dict[str, list[str]], model: str) -> None:
     with pytest.raises(UnsupportedError, match=model):
         check_entry("train.py", module=False, options=options)
+
+
+HYBRID_SPEC = {"--spec": ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]}
+
+
+@pytest.mark.parametrize("entry", ["../../pretrain_hybrid.py", "pretrain_mamba.py"])
+def test_scripts_of_hybrid_models_need_an_option_that_describes_the_layers(entry: str) -> None:
+    assert check_entry(entry, module=False, options=HYBRID_SPEC) is None
+    with pytest.raises(InputError, match="no option describes its layers"):
+        check_entry(entry, module=False, options={})
+
+
+def test_a_hybrid_model_is_known_by_its_options() -> None:
+    stated = check_entry("train.py", module=False, options={"--hybrid-override-pattern": ["M-"]})
+    assert stated is not None
+    assert "Mamba hybrid" in stated
+    with pytest.raises(InputError, match="builds a GPT"):
+        check_entry("pretrain_gpt.py", module=False, options={"--is-hybrid-model": []})

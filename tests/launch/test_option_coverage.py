@@ -95,6 +95,8 @@ VARIANTS = [
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --moe-token-dispatcher-type flex",
     "--fp4-format e2m1",
     "--heterogeneous-layers-config-path config.json",
+    "--is-hybrid-model",
+    "--squared-relu --no-bias-gelu-fusion",
 ]
 
 
@@ -122,7 +124,6 @@ def test_modelled_options_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "option"),
     [
-        ("--is-hybrid-model", "--is-hybrid-model"),
         ("--position-embedding-type mrope", "--position-embedding-type mrope"),
         ("--perform-rl-step", "--perform-rl-step"),
         ("--skip-train", "--skip-train"),

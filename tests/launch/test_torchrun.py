@@ -115,7 +115,7 @@ def test_any_number_of_nodes_and_gpus(nodes: int, gpus: int) -> None:
     assert world("--nnodes", str(nodes), "--nproc-per-node", str(gpus)).size == nodes * gpus
 
 
-@pytest.mark.parametrize("script", ["pretrain_bert.py", "a/pretrain_t5.py", "pretrain_mamba.py", "pretrain_vlm.py"])
+@pytest.mark.parametrize("script", ["pretrain_bert.py", "a/pretrain_t5.py", "pretrain_vlm.py"])
 def test_scripts_of_other_models_are_refused(script: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         world("--nproc-per-node", "8", script, "--bf16")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.launch.checks.graph_options import recomputed_dropout
 from analyzer.launch.derive.reading import since, switched_on
+from analyzer.launch.derive.recompute import ignores_recompute
 from analyzer.specs.option_names import flag_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ def warn_of_tolerated(launch: LaunchInput, job: TrainingJob) -> None:
         launch.warn("--no-check-for-nan-in-loss-and-grad is assumed: a CUDA graph of the full iteration cannot check for NaN.")
     if job.model.cross_entropy == "te" and since(arguments, "0.18") and switched_on(arguments, "cross_entropy_loss_fusion"):
         launch.warn("pretrain_gpt.py of Megatron 0.18 refuses --cross-entropy-fusion-impl te. It is analyzed as given.")
+    if ignores_recompute(arguments, job.model):
+        launch.warn(
+            f"{flag_of('recompute_granularity')} full has no effect: hybrid models recompute layers from core 0.18 on. They are "
+            "analyzed without it."
+        )
     for module, dest in recomputed_dropout(arguments, job):
         if dest not in arguments.given and since(arguments, "0.16"):
             launch.warn(f"Megatron refuses CUDA graphs that recompute {module} with dropout, its default: add {flag_of(dest)} 0.")

@@ -27,6 +27,8 @@ _MODELLED: Final = """
     fp8_param_gather fp8_recipe fsdp_double_buffer global_batch_size grad_reduce_in_bf16
     gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size
     heterogeneous_layers_config_encoded_json heterogeneous_layers_config_path
+    hybrid_attention_ratio hybrid_layer_pattern hybrid_mlp_ratio hybrid_override_pattern is_hybrid_model
+    disable_mamba_mem_eff_path mamba_head_dim mamba_num_groups mamba_num_heads mamba_state_dim use_mamba_mem_eff_path
     hierarchical_context_parallel_sizes init_model_with_meta_device kv_channels kv_lora_rank log_num_zeros_in_grad
     log_params_norm loss_scale lr_decay_samples lr_warmup_samples main_grads_dtype main_params_dtype
     make_vocab_size_divisible_by manual_gc masked_softmax_fusion max_position_embeddings megatron_fsdp_grad_comm_dtype
@@ -53,6 +55,7 @@ _MODELLED: Final = """
     step_batch_size_schedule suggested_communication_unit_size swiglu tensor_model_parallel_size tokenizer_model
     tokenizer_sentencepiece_legacy tokenizer_type torch_fsdp2_reshard_after_forward train_iters train_samples
     untie_embeddings_and_output_weights use_cpu_initialization use_custom_fsdp use_distributed_optimizer
+    use_fused_weighted_squared_relu
     use_flash_attn use_legacy_models use_mcore_models use_megatron_fsdp use_precision_aware_optimizer use_rotary_position_embeddings
     use_torch_fsdp2 use_tp_pp_dp_mapping v_head_dim vocab_extra_ids vocab_file vocab_size weight_decay
     window_attn_skip_freq window_size
@@ -142,10 +145,6 @@ _REASONS: Final[dict[str, str]] = {
         dsa_kernel_backend kitchen_attention_backend linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads
         linear_num_value_heads linear_value_head_dim mrope_section qk_clip_alpha qk_clip_threshold
         relative_attention_max_distance relative_attention_num_buckets
-    """,
-    "for Mamba, which is refused": """
-        disable_mamba_mem_eff_path mamba_head_dim mamba_num_groups mamba_num_heads mamba_state_dim
-        mamba_training_ssm_states_dtype mtp_hybrid_override_pattern use_mamba_mem_eff_path
     """,
     "changes the values of scaling factors, not their number": """
         fp8_amax_compute_algo fp8_interval fp8_margin

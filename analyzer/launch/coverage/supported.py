@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import UnsupportedError
 from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
+from analyzer.launch.derive.model.hybrid import is_hybrid
 from analyzer.launch.derive.reading import option
 from analyzer.specs.optimizer import OPTIMIZERS, names_of_optimizers
 
@@ -28,6 +29,11 @@ MODELLED_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "transformer_impl": ("transformer_engine", "local"),
     "distributed_backend": ("nccl",),
     "mlp_chunks_for_training": (1,),
+    "spec": (
+        ("megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"),
+        ("megatron.core.models.mamba.mamba_layer_specs", "hybrid_stack_spec"),
+        ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"),
+    ),
 }
 """By dest of `REFUSED` or `ASSUMED`: values that are modelled, in addition to those of `_UNSET`."""
 
@@ -35,11 +41,6 @@ _UNSET: Final[tuple[object, ...]] = (None, False, 0, "", (), "none")
 
 REFUSED: Final[dict[str, tuple[str, str]]] = {
     # models other than a GPT
-    "is_hybrid_model": ("Mamba hybrids are not modelled", _OTHER_MODEL),
-    "hybrid_layer_pattern": ("Mamba hybrids are not modelled", _OTHER_MODEL),
-    "hybrid_override_pattern": ("Mamba hybrids are not modelled", _OTHER_MODEL),
-    "hybrid_attention_ratio": ("Mamba hybrids are not modelled", _OTHER_MODEL),
-    "hybrid_mlp_ratio": ("Mamba hybrids are not modelled", _OTHER_MODEL),
     "retro_add_retriever": ("RETRO is not modelled", _OTHER_MODEL),
     "retro_project_dir": ("RETRO is not modelled", _OTHER_MODEL),
     "vision_pretraining": ("vision models are not modelled", _OTHER_MODEL),
@@ -50,6 +51,8 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     # attention
     "experimental_attention_variant": ("this attention variant is not modelled", _OTHER_MODEL),
     "mtp_use_repeated_layer": ("one MTP layer for all depths is not modelled", _OTHER_MODEL),
+    "mamba_training_ssm_states_dtype": ("states of Mamba layers in another type are not modelled", _WITHOUT),
+    "mtp_hybrid_override_pattern": ("this option for old checkpoints is not modelled", "write / and the MTP layers in the pattern"),
     "mtp_detach_heads": ("MTP heads that are detached from the decoder are not modelled", _OTHER_MODEL),
     "linear_attention_freq": ("linear attention is not modelled", _OTHER_MODEL),
     "attention_output_gate": ("gated attention is not modelled", _OTHER_MODEL),
@@ -97,6 +100,9 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
 }
 """By dest: fault and remedy of options that are refused."""
 
+MODELLED_IN_HYBRIDS: Final = frozenset({"mtp_use_repeated_layer"})
+"""Dests of `REFUSED` that are modelled for hybrid models."""
+
 _UNEQUAL_LAYERS: Final = (
     "layers that differ from the others are assumed to use temporary buffers, so the prediction is slightly too low"
 )
@@ -140,7 +146,6 @@ ASSUMED: Final[dict[str, str]] = {
     "moe_single_grouped_bias": "separate biases are counted, so rounding of the prediction may be slightly too high or too low",
     "moe_single_grouped_weight": "separate weights are counted, so rounding of the prediction may be slightly too high or too low",
     "moe_use_upcycling": "the dense model that is converted is not counted, so memory before the first iteration may be too low",
-    "use_fused_weighted_squared_relu": "the activation function is assumed to be unfused, so the prediction is too high",
     "openai_gelu": "the standard GELU is assumed, so the prediction may be too low for legacy models",
     "save_params_interval": "iterations that save tensors are not counted, and may need more memory",
     "save_activations_interval": "iterations that save tensors are not counted, and may need more memory",
@@ -169,7 +174,7 @@ _ON_BY_DEFAULT: Final = (
 def refuse_unmodelled(arguments: Arguments) -> None:
     """Raises UnsupportedError for the first option that the launch sets and that is in `REFUSED`."""
     for dest, (reason, remedy) in REFUSED.items():
-        if dest in arguments.given and is_switched(arguments, dest):
+        if dest in arguments.given and is_switched(arguments, dest) and not (dest in MODELLED_IN_HYBRIDS and is_hybrid(arguments)):
             named = option(arguments, dest)
             value = arguments.get(dest)
             raise UnsupportedError(named if value is True else f"{named} {_shown(value)}", reason, remedy)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
+from analyzer.launch.derive.model.hybrid import check_stages, read_pattern
 from analyzer.launch.derive.model.mtp import mtp_layers
 from analyzer.launch.derive.pipeline_layout import unroll
 from analyzer.launch.derive.reading import option, positive, refuse, switched_on
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def with_stages(arguments: Arguments, parallel: ParallelSpec, *, num_layers: int) -> ParallelSpec:
     """`parallel` with the stages of `num_layers` layers. Raises InputError if the layers cannot be distributed in this way."""
     _check_exclusive(arguments)
-    parallel = replace(parallel, pipeline_layout=_layout(arguments))
+    parallel = replace(parallel, pipeline_layout=_layout(arguments, pipeline=parallel.pipeline))
     virtual = _virtual(arguments, parallel, num_layers=num_layers)
     overlap = virtual is not None and switched_on(arguments, "overlap_p2p_comm")
     if switched_on(arguments, "overlap_p2p_comm_warmup_flush") and not overlap:
@@ -47,7 +48,12 @@ def _check_exclusive(arguments: Arguments) -> None:
         raise InputError(given[0], f"contradicts {given[1]}", "keep one of the two")
 
 
-def _layout(arguments: Arguments) -> PipelineSpec:
+def _layout(arguments: Arguments, *, pipeline: int) -> PipelineSpec:
+    pattern = read_pattern(arguments)
+    if pattern is not None:
+        check_stages(arguments, pattern, pipeline=pipeline)
+        if pattern.layout is not None:
+            return PipelineSpec(layout=pattern.layout)
     first = positive(arguments, "decoder_first_pipeline_num_layers")
     last = positive(arguments, "decoder_last_pipeline_num_layers")
     embedding = switched_on(arguments, "account_for_embedding_in_pipeline_split")

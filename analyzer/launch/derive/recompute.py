@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.reading import integer, option, switched_on
+from analyzer.launch.derive.reading import integer, option, since, switched_on
 from analyzer.specs import ModelSpec, RecomputeSpec
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_ac
 def recompute_spec(arguments: Arguments, *, model: ModelSpec) -> RecomputeSpec:
     """Which parts of `model` are recomputed. Raises InputError for what Megatron refuses."""
     granularity, method, num_layers = _granularity(arguments)
+    if ignores_recompute(arguments, model):
+        granularity = None
     distribute = switched_on(arguments, "distribute_saved_activations")
     if granularity is None:
         if distribute:
@@ -38,6 +40,12 @@ def recompute_spec(arguments: Arguments, *, model: ModelSpec) -> RecomputeSpec:
         modules=modules,
         distribute_saved_activations=distribute,
     )
+
+
+def ignores_recompute(arguments: Arguments, model: ModelSpec) -> bool:
+    """Whether full recomputation has no effect: up to 0.17, `MambaStack.forward` has no checkpoints (core/ssm/mamba_block.py)."""
+    full = arguments.get("recompute_granularity") == "full"
+    return full and model.hybrid is not None and not since(arguments, "0.18")
 
 
 def _granularity(arguments: Arguments) -> tuple[str | None, str | None, int | None]:

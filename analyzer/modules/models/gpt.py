@@ -171,7 +171,7 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
         embeds = inputs.model.tied_embeddings and (first or predicts) and not inputs.separate_graphs
         if predicts and not first:
             before.append(embedding_weights(shapes))
-        decoded = "decoder" if copies else "decoder.final_layernorm"
+        decoded = "decoder" if copies else f"decoder.{inputs.model.final_norm}"
         after = (
             *((mtp_block(shapes, after=decoded, embeds=first, heads=last),) if predicts else ()),
             *(mtp_heads(shapes, made_in="mtp" if predicts else "decoder", embeds=embeds) if last else ()),

@@ -20,6 +20,7 @@ from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import forward_input, gathers, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Collective, Module, Tensor, largest
+from analyzer.specs.hybrid import LETTERS
 
 ALL_DEPTHS = "hidden states of all depths"
 EMBEDDED = "embedded tokens"
@@ -72,13 +73,14 @@ def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
     """[s, b, h] and the token ids → [s, b, h]. `summed`: autograd sums the weight gradients of the lookups of all depths."""
     recompute = shapes.inputs.recompute
     recomputed = recompute.granularity == "full" and recompute.method == "uniform"  # `block` does not cover MTP layers
-    before = f"mtp.layers.{depth - 1}.final_layernorm" if depth else after
+    repeats = depth > 0 and shapes.model.hybrid is not None and shapes.model.hybrid.mtp_repeated
+    before = f"mtp.layers.{0 if repeats else depth - 1}.final_layernorm" if depth else after
     states = shapes.hidden("checkpoint input", made_in=MODEL_PATH + before)
-    path = f"{MODEL_PATH}mtp.layers.{depth}"
+    path = f"{MODEL_PATH}mtp.layers.{0 if repeats else depth}"
     last = depth == shapes.model.mtp_num_layers - 1
     norm = _final_norm(shapes, last=last, recomputed=recomputed)
-    layer = _layer(shapes, depth, path=path, under_checkpoint=recomputed)
-    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), layer, norm)
+    layers = _layers(shapes, depth, path=path, under_checkpoint=recomputed)
+    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), *layers, norm)
     if recomputed:
         saved: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
         outlives: tuple[Tensor, ...] = ()
@@ -105,6 +107,7 @@ def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
         backward_workspace=_gradient_of_lookup(shapes) if summed and not last else (),
         collectives=_roll_collectives(shapes, ("int64", "int64")),  # token and position ids
         children=(_lookup(shapes, path=path), *inside),
+        repeats=repeats,
         source="MultiTokenPredictionLayer",
     )
 
@@ -203,20 +206,45 @@ def _projection_collectives(shapes: Shapes) -> tuple[Collective, ...]:
 
 
 def _has_experts(shapes: Shapes) -> bool:
-    """Whether MTP layers are MoE layers, like the last decoder layer."""
+    """Whether MTP layers are MoE layers, like the last decoder layer, or a hybrid model has such layers in an MTP depth."""
+    if shapes.model.hybrid is not None:
+        return any(LETTERS[letter].moe for letter in shapes.model.hybrid.mtp_pattern)
     return shapes.model.moe is not None and shapes.model.moe.layers[-1]
 
 
-def _layer(shapes: Shapes, depth: int, *, path: str, under_checkpoint: bool) -> Module:
-    """A transformer layer like the last one of the decoder, but for the window of its attention.
+def _layers(shapes: Shapes, depth: int, *, path: str, under_checkpoint: bool) -> tuple[Module, ...]:
+    """A transformer layer like the last one of the decoder, but for the window of its attention; in hybrid models several layers.
 
-    Without gradients a local variable references its input, a view of the whole output of the projection, until it returns.
+    Without gradients a local variable references the first input, a view of the whole output of the projection, until the first
+    layer returns.
     """
+    names = _layer_names(shapes)
+    first, *following = (
+        replace(one_layer(shapes.inputs, kind, PROJECTED if shapes.sp and not number else ""), name=names[number])
+        for number, kind in enumerate(_layer_kinds(shapes, depth))
+    )
+    return (_reading_projection(shapes, first, path=path, under_checkpoint=under_checkpoint), *following)
+
+
+def _layer_kinds(shapes: Shapes, depth: int) -> tuple[LayerKind, ...]:
+    if shapes.model.hybrid is not None:
+        letters = (LETTERS[letter] for letter in shapes.model.hybrid.mtp_pattern)
+        return tuple(LayerKind(moe=letter.moe, block=letter.block) for letter in letters)
     windowed = with_other_kernel(shapes.model)[shapes.model.num_layers :]
-    kind = LayerKind(moe=_has_experts(shapes), other_kernel=bool(windowed) and windowed[depth])
-    layer = one_layer(shapes.inputs, kind, PROJECTED if shapes.sp else "")
+    return (LayerKind(moe=_has_experts(shapes), other_kernel=bool(windowed) and windowed[depth]),)
+
+
+def _layer_names(shapes: Shapes) -> tuple[str, ...]:
+    """Names of the layers in a depth. Those of a hybrid model are in a stack of their own."""
+    name = shapes.inputs.release.mtp_layer
+    if shapes.model.hybrid is None:
+        return (name,)
+    return tuple(f"{name}.layers.{number}" for number in range(len(shapes.model.hybrid.mtp_pattern)))
+
+
+def _reading_projection(shapes: Shapes, layer: Module, *, path: str, under_checkpoint: bool) -> Module:
     viewed = (shapes.hidden(PROJECTED, gathered=True, made_in=path),) if shapes.sp else ()
-    layer = replace(layer, name=shapes.inputs.release.mtp_layer, saved=(*layer.saved, *viewed))
+    layer = replace(layer, saved=(*layer.saved, *viewed))
     if not under_checkpoint:
         return layer
     return replace(layer, forward_workspace=(*layer.forward_workspace, *viewed), recompute_workspace=layer.forward_workspace)
@@ -228,7 +256,7 @@ def _final_norm(shapes: Shapes, *, last: bool, recomputed: bool) -> Module:
     The last depth reads a view of the gradient of that. Autograd adds the gradient from the next depth for the others, which a
     checkpoint references until its backward ends.
     """
-    norm = standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in=shapes.inputs.release.mtp_layer)
+    norm = standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in=_layer_names(shapes)[-1])
     joined = (_all_depths(shapes, ALL_DEPTHS),) if last and not recomputed else ()
     counted = last or recomputed
     read = tuple(tensor for tensor in norm.backward_workspace if not (counted and tensor.name == OUTPUT_GRADIENT))

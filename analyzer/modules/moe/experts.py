@@ -74,6 +74,12 @@ class _Experts:
         return self.shapes.recomputes("moe_act")
 
     @property
+    def fuses_activation(self) -> bool:
+        """Whether activation and probabilities are one kernel."""
+        model = self.shapes.model
+        return (model.bias_activation_fusion and model.gated) or (model.fused_squared_relu and self.routing.moe.grouped_gemm)
+
+    @property
     def recomputed_output(self) -> tuple[Tensor, ...]:
         """With `drops_activation`, the output of the recomputation (`CheckpointWithoutOutput._recompute`).
 
@@ -206,7 +212,7 @@ def _factors(sizes: _Experts) -> tuple[Tensor, ...]:
     """What an unfused activation saves in addition to fc1's output, also when it is recomputed, before the backward of fc2."""
     routing, model, rows, width = sizes.routing, sizes.shapes.model, sizes.rows, sizes.width
     gate = saved_by_gate(model, lambda name, elements: _by_expert(routing, routing.row_tensor(name, rows, elements)), width)
-    if model.bias_activation_fusion and model.gated:
+    if sizes.fuses_activation:
         return gate
     return (*gate, _by_expert(routing, routing.row_tensor(UNWEIGHTED, rows, width)))
 
@@ -218,7 +224,7 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     """
     routing, model, width = sizes.routing, sizes.shapes.model, sizes.width
     factors = _factors(sizes)
-    unfused = not (model.bias_activation_fusion and model.gated)
+    unfused = not sizes.fuses_activation
     promoted: tuple[Tensor, ...] = ()
     if unfused and routing.arriving_dtype == "fp32":
         promoted = (routing.row_tensor("weighted in fp32", sizes.rows_at_once, width, dtype="fp32"),)
@@ -232,7 +238,8 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     read = replace(sizes.activation_input, read_later=unfused and not sizes.drops_activation)
     if unfused and not sizes.drops_activation:
         factors = _read_in_order(factors, gated=model.gated, promoted=bool(promoted))
-    both: tuple[Tensor, ...] = (routing.row_tensor("gradients of both factors", sizes.rows_at_once, 2 * width),)
+    parts = 1 if model.fused_squared_relu and not unfused else 2
+    both: tuple[Tensor, ...] = (routing.row_tensor("gradients of both factors", sizes.rows_at_once, parts * width),)
     if not unfused and model.bias_linear and routing.runs_sequentially and routing.arriving_dtype == "fp32":
         # `weighted_bias_quick_geglu_back` converts the gradient of the biased output from fp32 twice
         both = (*both, replace(both[0], name="gradient of the bias before its sum"))

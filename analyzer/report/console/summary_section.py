@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from analyzer.memory.verdict import highest
 from analyzer.report.console.elements import KEY, fields, heading, paragraph, points
@@ -76,6 +76,10 @@ def _model(job: TrainingJob) -> str:
     return ", ".join(part for part in parts if part)
 
 
+_LAYER_TYPES: Final = {"M": "Mamba", "*": "attention", "+": "latent attention", "-": "FFN", "E": "MoE"}
+"""Names of the layer types of a hybrid pattern."""
+
+
 def model_shape(model: ModelSpec) -> str:
     """Layers, sizes, heads, vocabulary and experts."""
     heads = f"{model.num_attention_heads} attention heads"
@@ -83,12 +87,25 @@ def model_shape(model: ModelSpec) -> str:
         heads += f", GQA with {plural(model.num_query_groups, 'group')}"
     padded = f" (padded to {model.padded_vocab_size:,})" if model.padded_vocab_size != model.vocab_size else ""
     parts = [
-        f"GPT, {plural(model.num_layers, 'layer')}, hidden size {model.hidden_size:,}, {_ffn(model)}, {heads}",
+        f"{_kind(model)}, {plural(model.num_layers, 'layer')}{_layer_types(model)}",
+        f"hidden size {model.hidden_size:,}, {_ffn(model)}, {heads}",
         f"vocabulary size {model.vocab_size:,}{padded}",
         f"{model.moe.num_experts} experts (top {model.moe.topk})" if model.moe else "",
         "MLA" if model.mla else "",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _kind(model: ModelSpec) -> str:
+    return "GPT" if model.hybrid is None else "Mamba hybrid"
+
+
+def _layer_types(model: ModelSpec) -> str:
+    """The number of layers of each type of a hybrid model, in brackets."""
+    if model.hybrid is None:
+        return ""
+    counts = ((model.hybrid.pattern.count(letter), name) for letter, name in _LAYER_TYPES.items())
+    return f" ({', '.join(f'{count} {name}' for count, name in counts if count)})"
 
 
 def _ffn(model: ModelSpec) -> str:

@@ -14,6 +14,7 @@ from analyzer.specs.job import TrainingJob
 from analyzer.specs.option_names import flag_of
 from analyzer.specs.rules.failures import failure_violations
 from analyzer.specs.rules.features import feature_violations, schedule_violations
+from analyzer.specs.rules.hybrid import hybrid_violations
 from analyzer.specs.rules.model import model_violations, sequence_violations
 from analyzer.specs.rules.quantized import quantized_violations
 from analyzer.specs.rules.sizes import parallel_violations
@@ -42,6 +43,7 @@ def violations(job: TrainingJob) -> Iterator[Violation]:
         parallel_violations(parallel, megatron=job.megatron),
         stage_violations(model.num_layers, parallel, mtp_layers=model.mtp_num_layers),
         model_violations(model, parallel, megatron=job.megatron),
+        hybrid_violations(job),
         sequence_violations(job.batch.seq_length, parallel),
         schedule_violations(job.batch, parallel),
         feature_violations(job),

@@ -142,7 +142,8 @@ def _fp32_residual(job: TrainingJob) -> Iterator[Violation]:
     model = job.model
     if not model.fp32_residual_connection or job.precision.parameters == "fp32" or model.implementation != "transformer_engine":
         return
-    if not model.blocks and (model.mla is None or model.moe is None or not all(model.moe.layers)):
+    without_norms = model.blocks and model.hybrid is None
+    if not without_norms and (model.mla is None or model.moe is None or not all(model.moe.layers)):
         yield Violation(
             ("fp32_residual_connection",),
             "the fused norms of Transformer Engine do not accept fp32 hidden states",

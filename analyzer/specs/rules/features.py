@@ -84,7 +84,7 @@ def feature_violations(job: TrainingJob) -> Iterator[Violation]:
             "needs virtual pipeline stages",
             "add --num-virtual-stages-per-pipeline-rank 2, or leave it out",
         )
-    if job.model.blocks and parallel.virtual_pipeline is not None:
+    if job.model.blocks and job.model.hybrid is None and parallel.virtual_pipeline is not None:
         yield Violation(
             ("heterogeneous_layers_config_path",), "cannot be used with virtual pipeline stages", "leave the virtual stages out"
         )

@@ -48,6 +48,10 @@ def model_flops(job: TrainingJob) -> int:
     layers that differ by configuration as equal ones. Layers that a release before 0.11 leaves out (`layers_built`) are not counted
     here, while Megatron counts `--num-layers`.
     """
+    if job.model.hybrid is not None:
+        from analyzer.time.work.hybrid_flops import hybrid_flops
+
+        return round(hybrid_flops(job))
     formula = next(formula for first, formula in _FORMULAS if first is None or not is_before(job.megatron, first))
     return round(formula(job))
 

@@ -9,7 +9,7 @@ from typing import Final
 from analyzer.modules.kinds import LINEAR, ModuleKind
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.tree import Module
-from analyzer.time.work import elementwise, experts
+from analyzer.time.work import elementwise, experts, mamba
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, MemoryBound, Work
@@ -75,6 +75,8 @@ _OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
     ModuleKind.ATTENTION_KERNEL: lambda _, context: attention_kernel(context),
     ModuleKind.ATTENTION_ADD: lambda _, context: elementwise.residual_add(context),
     ModuleKind.FEED_FORWARD_ADD: lambda _, context: elementwise.residual_add(context),
+    ModuleKind.MIXER_SCAN: lambda _, context: mamba.scan(context),
+    ModuleKind.MIXER_NORM: lambda _, context: mamba.gated_norm(context),
     ModuleKind.ROUTER: lambda _, context: experts.router(context),
     ModuleKind.SHARED_GATE: lambda _, context: experts.shared_gate(context),
     ModuleKind.DISPATCH: lambda _, context: experts.permutation(context, dispatch=True),

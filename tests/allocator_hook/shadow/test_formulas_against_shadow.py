@@ -21,6 +21,7 @@ from analyzer.errors import InputError
 from analyzer.launch.options.catalogue import load_catalogue
 from tests.allocator_hook.shadow.conftest import Record
 from tests.allocator_hook.shadow.found_layouts import FOUND
+from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
 from tests.data_files import data_file
 
 pytestmark = [
@@ -103,6 +104,7 @@ HETEROGENEOUS = (
 )
 GRID = {
     **FOUND,
+    **HYBRID,
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
     "gpt, tp2 sp": "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
@@ -294,7 +296,8 @@ KNOWN: dict[str, tuple[int, str]] = {
 HELD_BY_PLAN = [name for name in FOUND if name.startswith("overlapped microbatches")]
 """Layouts whose first layer does not keep its input after its backward. The schedule plan references the output of the embedding
 until it is freed itself, between two microbatches, so that the trace does not list this output as saved."""
-SINCE = dict.fromkeys(FOUND, "0.16") | {
+SINCE = dict.fromkeys([*FOUND, *HYBRID], "0.16") | {
+    **HYBRID_SINCE,
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
     "llama, attention on the host, pp2": "0.16",
@@ -351,6 +354,7 @@ SINCE = dict.fromkeys(FOUND, "0.16") | {
 """The oldest release that the formulas describe, if older releases differ."""
 
 UNTIL = {
+    **HYBRID_UNTIL,
     # random layouts that were found with 0.16: not compared with later releases
     **dict.fromkeys(FOUND, "0.17"),
     # the shadow engine lacks functions of PyTorch that these graphs use, and 0.18 keeps more tensors
@@ -440,6 +444,8 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
     if reason := not_compared(name):
         pytest.skip(reason)
     base = BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
+    if name in HYBRID:
+        base = base.replace("pretrain_gpt.py --num-layers 4", SCRIPT)
     argv = [*(base + GRID[name]).split(), "--info-te", str(TE), *own_release()]
     if "--use-torch-fsdp2" in argv:
         argv.remove("--use-distributed-optimizer")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
+from analyzer.launch.derive.model.hybrid import layers_with_experts
 from analyzer.launch.derive.reading import integer, option, since
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ IMBALANCE: Final = "--info-moe-imbalance"
 def num_experts(arguments: Arguments) -> int | None:
     """None for a dense model; from 0.13 on, 0 means dense too. Raises InputError for other numbers below 1."""
     experts = integer(arguments, "num_experts")
+    if not experts and any(layers_with_experts(arguments) or ()):
+        raise InputError(option(arguments, "num_experts"), "is missing, and the pattern has layers with experts (E)", "add it")
     if experts is None or (experts == 0 and since(arguments, "0.13")):
         return None
     if experts <= 0:

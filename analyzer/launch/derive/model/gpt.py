@@ -65,6 +65,7 @@ def model_spec(
         hidden_dropout=share(arguments, "hidden_dropout", 0.1, zero=True),
         attention_dropout=share(arguments, "attention_dropout", 0.1, zero=True),
         bias_activation_fusion=_bias_activation_fusion(arguments, activation=activation, bias=bias, implementation=implementation),
+        fused_squared_relu=activation == "squared_relu" and switched_on(arguments, "use_fused_weighted_squared_relu"),
         bias_dropout_fusion=not _is_off(arguments, "bias_dropout_fusion"),
         masked_softmax_fusion=not _is_off(arguments, "masked_softmax_fusion"),
         attention_softmax_in_fp32=switched_on(arguments, "attention_softmax_in_fp32") or scaling,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.model.experts import IMBALANCE
 from analyzer.launch.derive.model.flex import flex_spec
+from analyzer.launch.derive.model.hybrid import is_hybrid, layers_with_experts
 from analyzer.launch.derive.model.router import read_router
 from analyzer.launch.derive.reading import number, option, positive, since, switched_on, text
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec
@@ -45,11 +46,11 @@ def moe_spec(
     dispatcher = _dispatcher(arguments)
     capacity_factor, pad = _capacity(arguments, balancing=router["load_balancing"])
     shared = _shared(arguments, dispatcher=dispatcher, bias=model.bias_linear)
-    grouped = switched_on(arguments, "moe_grouped_gemm")
+    grouped = switched_on(arguments, "moe_grouped_gemm") or is_hybrid(arguments)
     moe = MoeSpec(
         num_experts=num_experts,
         ffn_hidden_size=positive(arguments, "moe_ffn_hidden_size") or model.ffn_hidden_size,
-        layers=_layers(arguments, num_layers=model.num_layers),
+        layers=layers_with_experts(arguments) or _layers(arguments, num_layers=model.num_layers),
         shared_ffn_hidden_size=shared,
         shared_overlap=shared is not None and switched_on(arguments, "moe_shared_expert_overlap"),
         shared_gate=shared is not None and switched_on(arguments, "moe_shared_expert_gate"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
+from analyzer.launch.derive.model.hybrid import read_pattern
 from analyzer.launch.derive.reading import integer, option, since
 
 if TYPE_CHECKING:
@@ -20,7 +21,16 @@ def mtp_layers(arguments: Arguments) -> int:
     layers = integer(arguments, "mtp_num_layers") or 0
     if layers < 0:
         raise InputError(option(arguments, "mtp_num_layers"), f"{layers} is below 0", "give 1 or more, or leave it out")
-    return layers
+    pattern = read_pattern(arguments)
+    if pattern is None:
+        return layers
+    if layers and not pattern.depths:
+        raise InputError(
+            option(arguments, "mtp_num_layers"),
+            "needs the layers of an MTP depth in the pattern",
+            "add / and the letters of each depth, which core 0.17 and later read",
+        )
+    return pattern.depths
 
 
 def mtp_layers_of(arguments: Arguments, *, model: ModelSpec, context: int) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
 from analyzer.launch.derive.dropped_layers import layers_built
+from analyzer.launch.derive.model.hybrid import read_pattern
 from analyzer.launch.derive.reading import RELEASE_2023, option, positive, required, switched_on
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def ffn_hidden_size(arguments: Arguments, *, hidden_size: int) -> int:
 def decoder_shape(launch: LaunchInput) -> Shape:
     """Sizes with their defaults filled in. Raises InputError for a size that is missing."""
     arguments = launch.arguments
-    num_layers = layers_built(launch, _either(arguments, "num_layers", "encoder_num_layers", "32"))
+    pattern = read_pattern(arguments)
+    given = len(pattern.letters) if pattern is not None else _either(arguments, "num_layers", "encoder_num_layers", "32")
+    num_layers = layers_built(launch, given)
     hidden = required(arguments, "hidden_size", "4096")
     heads = required(arguments, "num_attention_heads", "32")
     seq_length = _either(arguments, "seq_length", "encoder_seq_length", "4096")

@@ -1,0 +1,61 @@
+"""Layouts of hybrid models for the comparison of the formulas with megatron-core. A vocabulary of 120 puts the peak in a layer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SCRIPT: Final = "pretrain_mamba.py --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
+"""Instead of pretrain_gpt.py."""
+_NEMOTRON = (
+    "--squared-relu --normalization RMSNorm --disable-bias-linear --position-embedding-type none "
+    "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --group-query-attention --num-query-groups 4"
+)
+_EXPERTS = (
+    "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-grouped-gemm --expert-model-parallel-size 4 "
+    "--moe-ffn-hidden-size 512"
+)
+_SIX = "--num-layers 6 --hybrid-override-pattern MM-M*-"
+_STAGES = "--hybrid-layer-pattern MM|-M|*M|-M --pipeline-model-parallel-size 2"
+_DEPTHS = "--hybrid-layer-pattern MM-M*-/*-/*-"
+_REPEATED = "--hybrid-layer-pattern MEM*/*E/*E --mtp-use-repeated-layer"
+
+HYBRID: Final = {
+    f"hybrid, {name}": f"--bf16 --vocab-size 120 {line}"
+    for name, line in {
+        "mamba, ffn and attention": _SIX,
+        "mamba only, one sample": "--num-layers 3 --hybrid-override-pattern MMM --micro-batch-size 1",
+        "other sizes of mamba layers": "--num-layers 4 --hybrid-override-pattern M-M* --mamba-num-heads 40 --mamba-head-dim 16 "
+        "--mamba-num-groups 4 --mamba-state-dim 64",
+        "large vocabulary": f"{_SIX} --vocab-size 9999 --attention-backend unfused",
+        "tp2": f"{_SIX} --tensor-model-parallel-size 2 {_NEMOTRON}",
+        "tp2 sp": f"{_SIX} --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
+        "pp2, untied": f"{_SIX} --pipeline-model-parallel-size 2 {_NEMOTRON} --swiglu".replace("--squared-relu ", ""),
+        "tp2 pp2 sp": f"{_SIX} --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2",
+        "cp2 tp2": f"{_SIX} --context-parallel-size 2 --tensor-model-parallel-size 2",
+        "cp4, shared groups": f"{_SIX} --context-parallel-size 4 --mamba-num-groups 2 --micro-batch-size 1",
+        "experts": f"--num-layers 6 --hybrid-override-pattern MMEM*E {_EXPERTS} --disable-bias-linear",
+        "experts, fused squared relu, shared experts": f"--num-layers 6 --hybrid-override-pattern MEM*ME {_EXPERTS} {_NEMOTRON} "
+        "--use-fused-weighted-squared-relu --moe-shared-expert-intermediate-size 512 --moe-router-dtype fp32 --moe-permute-fusion",
+        "experts, tp2 sp": f"--num-layers 6 --hybrid-override-pattern MEM*ME {_EXPERTS} {_NEMOTRON} --tensor-model-parallel-size 2 "
+        "--sequence-parallel --expert-tensor-parallel-size 1 --expert-model-parallel-size 2",
+        "latent experts": f"--num-layers 4 --hybrid-override-pattern MEM* {_EXPERTS} {_NEMOTRON} --moe-latent-size 256",
+        "fp8": f"{_SIX} --fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16",
+        "selective recompute": "--num-layers 6 --hybrid-override-pattern *M-M*- --recompute-granularity selective "
+        "--recompute-modules core_attn mlp --disable-bias-linear",
+        "ignored full recompute": f"{_SIX} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        "separate kernels": f"{_SIX} --disable-mamba-mem-eff-path",
+        "separate kernels, cp2": f"{_SIX} --disable-mamba-mem-eff-path --context-parallel-size 2 --micro-batch-size 1",
+        "interleaved stages": _STAGES,
+        "mtp": f"{_DEPTHS} {_NEMOTRON}",
+        "mtp, repeated": f"{_REPEATED} {_EXPERTS} {_NEMOTRON}",
+        "full recompute": "--hybrid-layer-pattern MM-M*- --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1",
+    }.items()
+}
+HYBRID_SINCE: Final = {
+    "hybrid, interleaved stages": "0.17",
+    "hybrid, mtp": "0.17",
+    "hybrid, mtp, repeated": "0.17",
+    "hybrid, full recompute": "0.18",
+}
+HYBRID_UNTIL: Final = {"hybrid, ignored full recompute": "0.18"}

@@ -1,0 +1,105 @@
+"""Options of hybrid models with Mamba layers: patterns, pipeline stages, MTP depths, and what Megatron-LM refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.derive.model.hybrid import read_pattern
+from analyzer.specs import TrainingJob
+from tests.job_of import arguments_of, job_of
+
+SPEC = "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
+
+
+def hybrid(line: str, *, release: str = "0.16.1", gpus: int = 8) -> TrainingJob:
+    """Return the job of a hybrid model."""
+    return job_of(f"{SPEC} {line}", release=release, gpus=gpus)
+
+
+def test_the_default_sizes_of_mamba_layers() -> None:
+    """`TransformerConfig`: states of 128, heads of 64, 8 groups; `MambaMixer`: twice the hidden size of 1024."""
+    found = hybrid("--hybrid-override-pattern M-M*M-M-").model.hybrid
+    assert found is not None
+    assert (found.state_dim, found.head_dim, found.groups, found.heads, found.width) == (128, 64, 8, 32, 2048)
+    assert found.memory_efficient
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        # the values of megatron-core 0.16.1: allocate_layers(total, attention, mlp)
+        ("--num-layers 10 --hybrid-attention-ratio 0.2", "MMM*MM*MMM"),
+        ("--num-layers 10 --hybrid-attention-ratio 0.1 --hybrid-mlp-ratio 0.1", "MMMMM*MMM-"),
+        ("--num-layers 10 --hybrid-attention-ratio 0.3 --hybrid-mlp-ratio 0.3", "M-*MM*-*M-"),
+        ("--num-layers 4 --is-hybrid-model", "MMMM"),
+    ],
+)
+def test_shares_of_layer_types_become_a_pattern(line: str, expected: str) -> None:
+    pattern = read_pattern(arguments_of(f"--hidden-size 64 --num-attention-heads 4 {line}"))
+    assert pattern is not None
+    assert pattern.letters == expected
+
+
+def test_bars_are_pipeline_stages_and_slashes_are_mtp_depths() -> None:
+    job = hybrid(
+        "--hybrid-layer-pattern M-|M*|M-|M*/*-/*- --pipeline-model-parallel-size 2 --position-embedding-type rope", release="0.19.0"
+    )
+    assert job.parallel.virtual_pipeline == 2
+    assert job.parallel.pipeline_layout.layout == ("Ett", "tt", "tt", "ttmmL")
+    assert job.model.num_layers == 8
+    assert job.model.mtp_num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "match"),
+    [
+        ("--hybrid-override-pattern MM", "0.16.1", "2 letters, and --num-layers is 8"),
+        ("--hybrid-override-pattern MMMMMMMQ", "0.16.1", "'Q' is not a layer type"),
+        ("--hybrid-override-pattern MMMM|MMM", "0.16.1", "core 0.17 or later"),
+        ("--hybrid-override-pattern MMMMMMME", "0.16.1", "layers with experts"),
+        ("--hybrid-override-pattern MMMMMMMM --mamba-num-groups 3", "0.16.1", "cannot be split into 3 groups"),
+        ("--hybrid-override-pattern MMMMMMMM --mamba-num-groups 2 --tensor-model-parallel-size 4", "0.16.1", "2 groups"),
+        (
+            "--hybrid-override-pattern MMMMMMMM --context-parallel-size 8 --mamba-num-groups 1 --mamba-num-heads 4",
+            "0.16.1",
+            "4 heads",
+        ),
+        ("--hybrid-layer-pattern M|M|M --pipeline-model-parallel-size 2", "0.19.0", "3 stages"),
+        ("--hybrid-layer-pattern MM/M/*", "0.19.0", "different layers"),
+        ("--hybrid-layer-pattern MM --mtp-num-layers 1", "0.19.0", "in the pattern"),
+        (
+            "--hybrid-layer-pattern M|M --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
+            "0.19.0",
+            "cannot be used with a hybrid model",
+        ),
+        ("--hybrid-layer-pattern MMMM --fp8-format hybrid --mamba-num-heads 33 --mamba-num-groups 1", "0.19.0", "multiple of 16"),
+    ],
+)
+def test_what_megatron_refuses_is_an_error(line: str, release: str, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        hybrid(line, release=release)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--hybrid-layer-pattern MG",
+        "--hybrid-layer-pattern MD --multi-latent-attention",
+        "--hybrid-layer-pattern MM --mtp-hybrid-override-pattern M",
+        "--hybrid-layer-pattern MM --use-torch-fsdp2 --no-gradient-accumulation-fusion",
+        "--hybrid-layer-pattern MM --deterministic-mode",
+        "--hybrid-layer-pattern MM --fp4-format e2m1",
+    ],
+)
+def test_what_is_not_modelled_is_refused(line: str) -> None:
+    with pytest.raises(UnsupportedError):
+        hybrid(line, release="0.19.0")
+
+
+def test_full_recomputation_has_an_effect_from_0_18_on() -> None:
+    line = "--hybrid-override-pattern MMMM*MMM --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    before, after = hybrid(line), hybrid(line, release="0.19.0")
+    assert before.recompute.granularity is None
+    assert any("has no effect" in each for each in before.warnings)
+    assert after.recompute.granularity == "full"
