@@ -42,6 +42,13 @@ LATENT_ATTENTION: Final = "--multi-latent-attention --kv-lora-rank 512 --qk-head
 EXPERTS: Final = "--num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size 1408"
 ROPE: Final = "--position-embedding-type rope"
 SHARED: Final = "--moe-shared-expert-intermediate-size 2816"
+QWEN3_NEXT: Final = (
+    "--hidden-size 2048 --ffn-hidden-size 5120 --num-attention-heads 16 --kv-channels 256 --group-query-attention "
+    "--num-query-groups 2 --seq-length 4096 --max-position-embeddings 4096 --swiglu --vocab-size 151900 --global-batch-size 1024 "
+    "--normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope "
+    "--num-experts 512 --moe-router-topk 10 --moe-ffn-hidden-size 512 --moe-shared-expert-intermediate-size 512 "
+    "--experimental-attention-variant gated_delta_net"
+)
 LAUNCHES: Final = {
     "gpt": (
         "0.3", "--num-layers 24 --hidden-size 2304 --num-attention-heads 24 --seq-length 2048 --max-position-embeddings 2048 "
@@ -98,18 +105,29 @@ LAUNCHES: Final = {
     ),
     "latent": ("0.16", f"{DEEPSEEK} {EXPERTS} {SHARED} --moe-latent-size 1024"),
     "latent_fraction": ("0.16", f"{DEEPSEEK} {EXPERTS} --moe-latent-size 1000 --moe-ffn-hidden-size 1401 --moe-layer-freq 2"),
+    "delta_net": (
+        "0.16", f"{QWEN3_NEXT} --attention-output-gate --linear-attention-freq 4 --num-layers 48 --mtp-num-layers 1",
+    ),
+    "delta_net_list": (
+        "0.16", f"{QWEN3_NEXT} --linear-attention-freq ([1]*5+[0])*2 --num-layers 12 --linear-num-key-heads 3 "
+        "--linear-num-value-heads 9 --linear-key-head-dim 96 --linear-value-head-dim 72 --linear-conv-kernel-dim 3",
+    ),
+    "output_gate": ("0.16", f"{GQA} --attention-output-gate"),
     "quick_geglu": ("0.16", f"{GQA.replace('--swiglu', '--quick-geglu')} --num-experts 32 --moe-router-topk 4"),
 }  # fmt: skip
 """First release of each launch, and its options. The uneven ones show differences in rounding."""
 
 
 def function_of(path: Path) -> Callable[[Any, int], float]:
-    """Return the function of a training.py. Models with Mamba layers and linear attention are not among the launches."""
+    """Return the function of a training.py. Models with Mamba layers are not among the launches."""
     text = path.read_text()
     found = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == FUNCTION)
     source = ast.get_source_segment(text, next(found))
     assert source is not None
-    namespace: dict[str, Any] = {"is_hybrid_model": lambda _: False, "is_linear_attention_variant": lambda _: False}
+    namespace: dict[str, Any] = {
+        "is_hybrid_model": lambda _: False,
+        "is_linear_attention_variant": lambda variant: variant == "gated_delta_net",
+    }
     exec(source, namespace)
     function: Callable[[Any, int], float] = namespace[FUNCTION]
     return function

@@ -34,6 +34,7 @@ def transformer_config(job: TrainingJob) -> Any:
         **_recompute(job),
         **_activation_offload(job),
         **_mla(job),
+        **_linear_attention(job),
         **_fp8(job),
         **_moe(job),
         **_graphs(job),
@@ -213,6 +214,24 @@ def _mla(job: TrainingJob) -> dict[str, Any]:
         "qk_pos_emb_head_dim": mla.qk_pos_emb_head_dim,
         "v_head_dim": mla.v_head_dim,
         "rope_type": "yarn" if mla.yarn else "rope",
+    }
+
+
+def _linear_attention(job: TrainingJob) -> dict[str, Any]:
+    """Return the options of linear attention and of output gates, which older releases do not have."""
+    model, linear = job.model, job.model.linear_attention
+    gate = {"attention_output_gate": True} if model.output_gate else {}
+    if linear is None:
+        return gate
+    return {
+        **gate,
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": [int(each) for each in linear.layers],
+        "linear_num_key_heads": linear.num_key_heads,
+        "linear_num_value_heads": linear.num_value_heads,
+        "linear_key_head_dim": linear.key_head_dim,
+        "linear_value_head_dim": linear.value_head_dim,
+        "linear_conv_kernel_dim": linear.conv_kernel_dim,
     }
 
 

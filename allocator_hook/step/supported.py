@@ -16,6 +16,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "qk_layernorm tied_embeddings hidden_dropout attention_dropout bias_activation_fusion bias_dropout_fusion "
         "masked_softmax_fusion attention_softmax_in_fp32 apply_query_key_layer_scaling apply_residual_connection_post_layernorm "
         "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "
+        "linear_attention output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
         "fused_squared_relu".split()
     ),
@@ -28,6 +29,9 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "FlexSpec": frozenset("backend sms nvlink_ranks".split()),
     "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim yarn first_angles_stay".split()),
+    "LinearAttentionSpec": frozenset(
+        "layers num_key_heads num_value_heads key_head_dim value_head_dim conv_kernel_dim frequency".split()
+    ),
     "ParallelSpec": frozenset(
         "world_size nodes gpus_per_node tensor pipeline virtual_pipeline context expert expert_tensor order sequence_parallel "
         "microbatch_group_size distributed_optimizer_instances overlap_p2p pipeline_layout cp_comm_type cp_inner_size".split()

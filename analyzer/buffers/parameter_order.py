@@ -86,7 +86,8 @@ def modules_in_order(tree: Module) -> Iterator[Module]:
     yield tree
     children: Sequence[Module] = tree.children
     if tree.kind is ModuleKind.ATTENTION:
-        children = sorted(children, key=_place_in_attention)
+        linear = any(child.kind is ModuleKind.LINEAR_ATTENTION_INPUT for child in children)  # created in the order of execution
+        children = children if linear else sorted(children, key=_place_in_attention)
     elif any(child.kind is ModuleKind.ROUTER for child in children):
         children = sorted(children, key=_place_in_moe_layer)
     for child in children:

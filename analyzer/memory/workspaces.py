@@ -330,9 +330,9 @@ def _rope_tables(context: _Context) -> Iterator[Workspace]:
     if job.model.mla is not None:
         return
     # a model chunk computes the table also without attention, for as many positions as it receives: `get_rotary_seq_len`
-    attends = ModuleKind.QKV in context.kinds
+    attends = context.kinds & {ModuleKind.QKV, ModuleKind.LINEAR_ATTENTION_INPUT}
     received = 1 if attends or ModuleKind.OUTPUT_LAYER not in context.kinds else 1 + job.model.mtp_num_layers
-    users = frozenset({ModuleKind.QKV if attends else ModuleKind.OUTPUT_LAYER})
+    users = attends or frozenset({ModuleKind.OUTPUT_LAYER})
     if job.model.position_embedding == "rope":
         width = int(job.model.kv_channels * job.model.rotary_percent)
         table = round_up(4 * shapes.s * received * width, BLOCK)  # the positions of this context-parallel rank, fp32

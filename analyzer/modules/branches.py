@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module
+from analyzer.specs import AttentionKind
 
 
-def attention_branch(shapes: Shapes, *, fused_norm: bool, input_shares: str) -> Module:
-    """Multi-latent attention if the model uses it, else self-attention. `fused_norm`: its norm is fused into the qkv projection."""
-    if shapes.model.mla is not None:
+def fuses_norm(shapes: Shapes, kind: AttentionKind) -> bool:
+    """Whether the norm before attention is part of its first projection: with Transformer Engine, except latent attention."""
+    return shapes.model.implementation == "transformer_engine" and kind != "latent"
+
+
+def biased_output(shapes: Shapes, kind: AttentionKind) -> bool:
+    """Whether the output projection of attention returns a bias, which is added with the residual. That of a delta net has none."""
+    return shapes.model.bias_linear and kind != "gated_delta_net"
+
+
+def attention_branch(shapes: Shapes, kind: AttentionKind, *, fused_norm: bool, input_shares: str) -> Module:
+    """The attention of a kind. `fused_norm`: its norm is fused into its first projection."""
+    shares = input_shares if fused_norm else ""
+    if kind == "latent":
         from analyzer.modules.attention.latent_attention import latent_attention
 
         return latent_attention(shapes)
+    if kind == "gated_delta_net":
+        from analyzer.modules.attention.gated_delta_net import gated_delta_net
+
+        return gated_delta_net(shapes, fused_norm=fused_norm, input_shares=shares)
     from analyzer.modules.attention.self_attention import self_attention
 
-    return self_attention(shapes, fused_norm=fused_norm, input_shares=input_shares if fused_norm else "")
+    return self_attention(shapes, fused_norm=fused_norm, input_shares=shares)
 
 
 def mixer_branch(shapes: Shapes, *, input_shares: str) -> Module:

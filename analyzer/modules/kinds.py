@@ -33,8 +33,18 @@ class ModuleKind(Enum):
     KV_UP = auto()
     ROTATION = auto()
     """In multi-latent attention: queries, keys and values are rotated and assembled."""
+    LINEAR_ATTENTION_INPUT = auto()
+    """In linear attention: the projection to queries, keys, values, gates and decay."""
+    CONVOLUTION = auto()
+    DELTA_RULE_INPUTS = auto()
+    """In linear attention: queries and keys are normalized and repeated, and gates are computed."""
+    DELTA_RULE = auto()
+    GATED_NORM = auto()
+    """The norm of the heads of linear attention, and the product with their gate."""
     ATTENTION_KERNEL = auto()
     ATTENTION_KERNEL_CHECKPOINT = auto()
+    OUTPUT_GATE = auto()
+    """The product of the output of full attention with its gate."""
     ATTENTION_OUTPUT = auto()
     ATTENTION_ADD = auto()
     """Bias add, dropout and residual add after attention."""
@@ -85,6 +95,7 @@ LINEAR: Final = frozenset(
     {
         ModuleKind.QKV,
         *LATENT_PROJECTIONS,
+        ModuleKind.LINEAR_ATTENTION_INPUT,
         ModuleKind.ATTENTION_OUTPUT,
         ModuleKind.MIXER_IN,
         ModuleKind.MIXER_OUT,

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from analyzer.modules.branches import attention_branch, mixer_branch, moe_branch
+from analyzer.modules.branches import attention_branch, biased_output, fuses_norm, mixer_branch, moe_branch
 from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.dropout import bias_dropout_add
 from analyzer.modules.inputs import ModuleInputs
@@ -20,7 +20,7 @@ from analyzer.modules.mlp import mlp
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
-from analyzer.specs import BlockSpec, Branch, ModelSpec
+from analyzer.specs import AttentionKind, BlockSpec, Branch, ModelSpec
 
 CACHED_LAYERS: Final = 1024
 """Size of each cache of layer trees, in entries. Trees share their branches, of about 50 kB each."""
@@ -40,6 +40,8 @@ class LayerKind(NamedTuple):
     """The branches of the layer, for models with per-layer configuration."""
     projects_in_userbuffers: bool = False
     """Its output projection of attention uses userbuffers (`inputs.one_projection_in_userbuffers`)."""
+    attention: AttentionKind | None = None
+    """Its attention, if that is not the full attention of the model (`ModelSpec.attention_of`)."""
 
 
 def with_other_kernel(model: ModelSpec) -> tuple[bool, ...]:
@@ -55,9 +57,13 @@ def with_other_kernel(model: ModelSpec) -> tuple[bool, ...]:
 def layer_tree(inputs: ModuleInputs, kind: LayerKind, input_shares: str = "") -> Module:
     """The tree of one layer. `input_shares`: the tensor of a checkpoint that already stores the layer's input."""
     shapes = _shapes_of_kind(inputs, kind)
-    in_userbuffers = kind.projects_in_userbuffers
     return transformer_layer(
-        shapes, moe=kind.moe, input_shares=input_shares, block=kind.block, projects_in_userbuffers=in_userbuffers
+        shapes,
+        moe=kind.moe,
+        input_shares=input_shares,
+        block=kind.block,
+        projects_in_userbuffers=kind.projects_in_userbuffers,
+        attention=kind.attention,
     )
 
 
@@ -84,6 +90,7 @@ def transformer_layer(
     input_shares: str = "",
     block: BlockSpec = _COMPLETE,
     projects_in_userbuffers: bool = False,
+    attention: AttentionKind | None = None,
 ) -> Module:
     """[s, b, h] → [s, b, h]. `input_shares`: the tensor of a checkpoint that already stores its input.
 
@@ -98,7 +105,7 @@ def transformer_layer(
         inputs = shapes.inputs.of_attention
         if projects_in_userbuffers:  # of the layers of latent attention, only this one reads `userbuffers`
             inputs = replace(inputs, userbuffers=True)
-        children = _attention_with_norm(inputs, block.attention, made_in, shares)
+        children = _attention_with_norm(inputs, attention or shapes.model.full_attention, block.attention, made_in, shares)
         made_in, shares = LAYER, ""
     if block.feed_forward != "none":
         if moe or not te:
@@ -124,13 +131,15 @@ def transformer_layer(
 
 
 @lru_cache(maxsize=CACHED_LAYERS)
-def _attention_with_norm(inputs: ModuleInputs, attention: Branch, input_made_in: str, input_shares: str) -> tuple[Module, ...]:
+def _attention_with_norm(
+    inputs: ModuleInputs, kind: AttentionKind, extent: Branch, input_made_in: str, input_shares: str
+) -> tuple[Module, ...]:
     """The attention branch, cached separately because layers of different kinds share it."""
     shapes = Shapes(inputs)
-    if attention == "mamba":
+    if extent == "mamba":
         addition = bias_dropout_add(shapes, "mamba_bda", ModuleKind.ATTENTION_ADD, biased=False)
         return (mixer_branch(shapes, input_shares=input_shares), addition)
-    fused = shapes.model.implementation == "transformer_engine" and shapes.model.mla is None
+    fused = fuses_norm(shapes, kind)
     norm: tuple[Module, ...] = ()
     if not fused:
         norm = (
@@ -138,21 +147,21 @@ def _attention_with_norm(inputs: ModuleInputs, attention: Branch, input_made_in:
                 shapes, "input_layernorm", ModuleKind.ATTENTION_NORM, input_made_in=input_made_in, input_shares=input_shares
             ),
         )
-    if attention == "linear":
+    if extent == "linear":
         branch = gathered_linear(shapes, "self_attention", input_made_in=input_made_in, input_shares=input_shares)
     else:
-        branch = _attention_branch(inputs, fused, input_shares if fused else "")
-    biased = shapes.model.bias_linear and attention != "linear"
+        branch = _attention_branch(inputs, kind, fused, input_shares if fused else "")
+    biased = biased_output(shapes, kind) and extent != "linear"
     addition = bias_dropout_add(shapes, "self_attn_bda", ModuleKind.ATTENTION_ADD, biased=biased)
-    referenced = shapes.referenced_norm_output
+    referenced = shapes.referenced_norm_output if kind == "latent" else ()
     if referenced:
         addition = replace(addition, forward_workspace=(*addition.forward_workspace, *referenced))
     return (*norm, branch, addition)
 
 
 @lru_cache(maxsize=CACHED_LAYERS)
-def _attention_branch(inputs: ModuleInputs, fused_norm: bool, input_shares: str) -> Module:
-    return attention_branch(Shapes(inputs), fused_norm=fused_norm, input_shares=input_shares)
+def _attention_branch(inputs: ModuleInputs, kind: AttentionKind, fused_norm: bool, input_shares: str) -> Module:
+    return attention_branch(Shapes(inputs), kind, fused_norm=fused_norm, input_shares=input_shares)
 
 
 @lru_cache(maxsize=CACHED_LAYERS)

@@ -5,6 +5,7 @@ With gradients modules save these tensors, so that the references make no differ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -24,8 +25,8 @@ class LocalVariables:
 
     - A layer: its input, the output of each separate norm until its branch has been added to the residual stream, and the residual
       stream after attention (`TransformerLayer.forward`, `_forward_attention`, `_forward_mlp`).
-    - Attention: queries, keys and values, also during the output projection (`Attention.forward`); in latent attention the
-      compressed queries.
+    - Attention: queries, keys and values, also during the output projection (`Attention.forward`), and the output gate; in latent
+      attention the compressed queries. In a gated delta net also the gate and the output of the recurrence.
     - A MoE layer: the rows that its experts read (`MoELayer.forward`).
     - Grouped experts: the output of fc1 (`TEGroupedMLP.forward`).
     - Sequential experts: the outputs of the experts before the last one (`SequentialMLP.forward`).
@@ -46,8 +47,8 @@ class LocalVariables:
             self._in_layer(found, last)
         elif child.kind is ModuleKind.KV_UP:
             self._hold(found, "", _compressed_queries(self._module))
-        elif kind is ModuleKind.ATTENTION_KERNEL and last is not None:
-            self._hold(found, "", _read_by_kernel(last))
+        elif kind in _HELD_AFTER and last is not None:
+            self._hold(found, "", _HELD_AFTER[kind](last))
         elif child.kind is ModuleKind.EXPERTS:
             self._hold(found, "mlp", _read(child, "mlp"))
         elif self._module.kind is ModuleKind.EXPERTS:
@@ -136,3 +137,17 @@ def workspace_without_gradients(module: Module, workspace: tuple[Tensor, ...], r
 def _read_by_kernel(kernel: Module) -> tuple[Tensor, ...]:
     """What an attention kernel reads."""
     return tuple(tensor for tensor in kernel.saved if tensor.made_in)
+
+
+def _gate(product: Module) -> tuple[Tensor, ...]:
+    """The gate of the output of attention."""
+    return product.saved[-1:]
+
+
+_HELD_AFTER: Final[dict[ModuleKind | None, Callable[[Module], tuple[Tensor, ...]]]] = {
+    ModuleKind.ATTENTION_KERNEL: _read_by_kernel,
+    ModuleKind.OUTPUT_GATE: _gate,
+    ModuleKind.DELTA_RULE: _read_by_kernel,
+    ModuleKind.GATED_NORM: _read_by_kernel,
+}
+"""By the kind of a part of attention: what local variables reference during the following parts."""

@@ -15,6 +15,10 @@ Branch = Literal["full", "linear", "none", "mamba"]
 """A branch of a layer: complete, replaced by one linear layer, omitted, or (instead of attention) a Mamba mixer."""
 
 
+AttentionKind = Literal["plain", "latent", "gated_delta_net"]
+"""The attention of a layer: with queries, keys and values of each token, multi-latent, or linear."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MlaSpec:
     """Multi-latent attention: queries, keys and values through low-rank projections."""
@@ -33,6 +37,44 @@ class MlaSpec:
     def query_head_dim(self) -> int:
         """Elements of a query or key head: the part without and the part with position."""
         return self.qk_head_dim + self.qk_pos_emb_head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttentionSpec:
+    """Gated delta net: attention whose cost is linear in the sequence length (`--experimental-attention-variant`)."""
+
+    layers: tuple[bool, ...]
+    """For each decoder layer, whether its attention is linear. The others, and MTP layers, have the attention of the model."""
+    num_key_heads: int
+    """Heads of queries, and of keys."""
+    num_value_heads: int
+    """Heads of values and of gates."""
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel_dim: int
+    """Tokens that the causal convolution of queries, keys and values reads."""
+    frequency: int | None = None
+    """Every N-th layer has full attention (`--linear-attention-freq N`); None if layers are listed."""
+
+    @property
+    def key_width(self) -> int:
+        """Width of all queries, and of all keys."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of all values, and of all gates."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def convolved_width(self) -> int:
+        """Width of queries, keys and values, which the convolution reads."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def projected_width(self) -> int:
+        """Width of the input projection: queries, keys, values, gates, and two numbers for each value head."""
+        return self.convolved_width + self.value_width + 2 * self.num_value_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +190,10 @@ class ModelSpec:
     fp16_lm_cross_entropy: bool = False
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+    linear_attention: LinearAttentionSpec | None = None
+    output_gate: bool = False
+    """The output of attention is multiplied by a gate that the query/key/value projection computes too
+    (`--attention-output-gate`). Linear attention has a gate in any case."""
     blocks: tuple[BlockSpec, ...] = ()
     """The branches of each decoder layer, if layers differ by configuration; otherwise empty."""
     hybrid: HybridSpec | None = None
@@ -161,6 +207,16 @@ class ModelSpec:
         return "final_layernorm" if self.hybrid is None else "final_norm"
 
     @property
+    def full_attention(self) -> AttentionKind:
+        """The attention of MTP layers, and of decoder layers that are not linear."""
+        return "plain" if self.mla is None else "latent"
+
+    def attention_of(self, layer: int) -> AttentionKind:
+        """The attention of a decoder layer, counted from 0."""
+        linear = self.linear_attention is not None and self.linear_attention.layers[layer]
+        return "gated_delta_net" if linear else self.full_attention
+
+    @property
     def gated(self) -> bool:
         """Whether fc1 computes a gate and an up-projection, with a total width of 2 · ffn_hidden_size."""
         return self.activation in ("swiglu", "geglu", "quick_geglu")
@@ -169,6 +225,11 @@ class ModelSpec:
     def query_projection_size(self) -> int:
         """Width of all queries: num_attention_heads · kv_channels."""
         return self.num_attention_heads * self.kv_channels
+
+    @property
+    def gate_projection_size(self) -> int:
+        """Width of all gates of attention outputs: that of the queries, or 0 without gates."""
+        return self.query_projection_size if self.output_gate else 0
 
     @property
     def key_value_projection_size(self) -> int:

@@ -150,7 +150,9 @@ def _gemms(module: Module) -> tuple[int, ...]:
 
     Experts that run sequentially are separate linear layers.
     """
-    attention = module.kind is ModuleKind.ATTENTION and any(parameter.quantized for parameter in parameters(module))
+    kernels = (ModuleKind.ATTENTION_KERNEL, ModuleKind.ATTENTION_KERNEL_CHECKPOINT)  # linear attention has neither
+    attends = module.kind is ModuleKind.ATTENTION and any(child.kind in kernels for child in module.children)
+    attention = attends and any(parameter.quantized for parameter in parameters(module))
     counts = (matrices(parameter)[0] for parameter in module.parameters if parameter.quantized)
     own = tuple(each for count in counts for each in ((count,) if module.source == "TEGroupedLinear" else (1,) * count))
     return (

@@ -97,6 +97,7 @@ VARIANTS = [
     "--heterogeneous-layers-config-path config.json",
     "--is-hybrid-model",
     "--squared-relu --no-bias-gelu-fusion",
+    "--experimental-attention-variant gated_delta_net --linear-attention-freq 4 --swiglu --attention-output-gate",
 ]
 
 

@@ -323,30 +323,6 @@ def mamba_chunk_scan_combined(
     return _ChunkScan.apply(x, dt, A, B, C, chunk_size, D, dt_bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Convolution(torch.autograd.Function):
-    """`CausalConv1dFn`. Saved: input, weight and bias."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        out = torch.empty_like(x)
-        _launch("causal_conv1d_fwd", x, weight, bias, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
-        dx = torch.empty_like(x)
-        dweight, dbias = torch.zeros_like(weight, dtype=torch.float32), torch.zeros_like(bias, dtype=torch.float32)
-        _launch("causal_conv1d_bwd", x, grads[0], dx, weight, dweight)
-        return dx, dweight.type_as(weight), dbias.type_as(bias)
-
-
-def causal_conv1d_fn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, **_: Any) -> torch.Tensor:
-    """The convolution on [b, channels, s]."""
-    return _Convolution.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
-
-
 class _GatedNorm(torch.autograd.Function):
     """`LayerNormFn` as an RMS norm of groups, with a gate. Saved: input, weight, reciprocal deviations, and the gate."""
 
@@ -416,7 +392,6 @@ def modules() -> dict[str, ModuleType]:
             "mamba_chunk_scan_combined": mamba_chunk_scan_combined,
             "mamba_split_conv1d_scan_combined": mamba_split_conv1d_scan_combined,
         },
-        "causal_conv1d": {"causal_conv1d_fn": causal_conv1d_fn, "causal_conv1d_update": _inference_only},
         "causal_conv1d.causal_conv1d_varlen": {"causal_conv1d_varlen_states": _inference_only},
     }
     found = {}

@@ -11,6 +11,7 @@ _MODELLED: Final = """
     account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split accumulate_allreduce_grads_in_fp32
     activation_func_clamp_value add_bias_linear add_position_embedding add_qkv_bias apply_query_key_layer_scaling
     apply_residual_connection_post_layernorm apply_rope_fusion attention_backend attention_dropout
+    attention_output_gate
     attention_softmax_in_fp32 bf16 bias_dropout_fusion bias_gelu_fusion bias_swiglu_fusion calculate_per_token_loss
     check_for_nan_in_loss_and_grad ckpt_format clip_grad context_parallel_size cp_comm_type cpu_offloading_num_layers
     create_attention_mask_in_dataloader cross_entropy_fusion_impl cross_entropy_loss_fusion
@@ -29,8 +30,10 @@ _MODELLED: Final = """
     heterogeneous_layers_config_encoded_json heterogeneous_layers_config_path
     hybrid_attention_ratio hybrid_layer_pattern hybrid_mlp_ratio hybrid_override_pattern is_hybrid_model
     disable_mamba_mem_eff_path mamba_head_dim mamba_num_groups mamba_num_heads mamba_state_dim use_mamba_mem_eff_path
-    hierarchical_context_parallel_sizes init_model_with_meta_device kv_channels kv_lora_rank log_num_zeros_in_grad
-    log_params_norm loss_scale lr_decay_samples lr_warmup_samples main_grads_dtype main_params_dtype
+    hierarchical_context_parallel_sizes init_model_with_meta_device kv_channels kv_lora_rank
+    linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
+    linear_value_head_dim log_num_zeros_in_grad log_params_norm loss_scale lr_decay_samples lr_warmup_samples
+    main_grads_dtype main_params_dtype
     make_vocab_size_divisible_by manual_gc masked_softmax_fusion max_position_embeddings megatron_fsdp_grad_comm_dtype
     megatron_fsdp_main_grads_dtype micro_batch_size microbatch_group_size_per_vp_stage min_offloaded_tensor_size
     moe_aux_loss_coeff
@@ -142,8 +145,7 @@ _REASONS: Final[dict[str, str]] = {
         dsa_indexer_head_dim dsa_indexer_k_norm_epsilon dsa_indexer_k_norm_fp32 dsa_indexer_loss_coeff
         dsa_indexer_n_heads dsa_indexer_rope_interleaved dsa_indexer_rotate_activation dsa_indexer_scoring_relu
         dsa_indexer_skip_topk_offset dsa_indexer_topk dsa_indexer_topk_freq dsa_indexer_use_sparse_loss
-        dsa_kernel_backend kitchen_attention_backend linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads
-        linear_num_value_heads linear_value_head_dim mrope_section qk_clip_alpha qk_clip_threshold
+        dsa_kernel_backend kitchen_attention_backend mrope_section qk_clip_alpha qk_clip_threshold
         relative_attention_max_distance relative_attention_num_buckets
     """,
     "changes the values of scaling factors, not their number": """

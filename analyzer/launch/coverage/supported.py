@@ -23,6 +23,7 @@ _OTHER_MODEL: Final = "models with it cannot be analyzed; give the launch of a G
 
 MODELLED_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "DDP_impl": ("local",),
+    "experimental_attention_variant": ("gated_delta_net",),
     "megatron_fsdp_main_params_dtype": ("fp32",),
     "optimizer": tuple(OPTIMIZERS),
     "position_embedding_type": ("learned_absolute", "rope", "yarn", "none"),
@@ -49,13 +50,11 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "pipeline_model_parallel_split_rank": ("encoder ranks are not modelled", _WITHOUT),
     "standalone_embedding_stage": ("a separate pipeline stage for the embedding is not modelled", _WITHOUT),
     # attention
-    "experimental_attention_variant": ("this attention variant is not modelled", _OTHER_MODEL),
+    "experimental_attention_variant": ("this attention variant is not modelled", "use gated_delta_net, or leave it out"),
     "mtp_use_repeated_layer": ("one MTP layer for all depths is not modelled", _OTHER_MODEL),
     "mamba_training_ssm_states_dtype": ("states of Mamba layers in another type are not modelled", _WITHOUT),
     "mtp_hybrid_override_pattern": ("this option for old checkpoints is not modelled", "write / and the MTP layers in the pattern"),
     "mtp_detach_heads": ("MTP heads that are detached from the decoder are not modelled", _OTHER_MODEL),
-    "linear_attention_freq": ("linear attention is not modelled", _OTHER_MODEL),
-    "attention_output_gate": ("gated attention is not modelled", _OTHER_MODEL),
     "qk_clip": ("clipping of attention logits is not modelled", _WITHOUT),
     "use_kitchen_attention": ("Kitchen attention is not modelled", _OTHER_MODEL),
     "hybrid_context_parallel": ("context parallelism per sample is not modelled", _WITHOUT),

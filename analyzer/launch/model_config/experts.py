@@ -104,7 +104,7 @@ def qwen_moe(config: Configuration) -> MegatronModel:
             count=config.integer("num_experts", config.optional("num_local_experts")),
             topk=config.integer("num_experts_per_tok"),
             ffn=config.integer("moe_intermediate_size"),
-            layers=_qwen_layers(config),
+            layers=qwen_layers(config),
             shared=None if third else config.integer("shared_expert_intermediate_size"),
         ).options(),
         [] if third else [("--moe-shared-expert-gate",)],
@@ -114,7 +114,7 @@ def qwen_moe(config: Configuration) -> MegatronModel:
     )
 
 
-def _qwen_layers(config: Configuration) -> tuple[bool, ...]:
+def qwen_layers(config: Configuration) -> tuple[bool, ...]:
     """Every decoder_sparse_step-th layer, without those in mlp_only_layers."""
     excluded = set(config.integers("mlp_only_layers"))
     step = config.integer("decoder_sparse_step", 1)

@@ -7,7 +7,7 @@ from typing import Final
 
 from analyzer.errors import UnsupportedError
 from analyzer.launch.info_options import MODEL
-from analyzer.launch.model_config import dense, experts, gpt_style, latent
+from analyzer.launch.model_config import dense, experts, gpt_style, latent, linear
 from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 
@@ -33,6 +33,11 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "deepseek_v2": latent.deepseek_v2,
     "deepseek_v3": latent.deepseek_v3,
     "kimi_k2": latent.deepseek_v3,
+    "qwen3_next": linear.qwen3_next,
+    "qwen3_5": linear.qwen3_5,
+    "qwen3_5_text": linear.qwen3_5,
+    "qwen3_5_moe": linear.qwen3_5_moe,
+    "qwen3_5_moe_text": linear.qwen3_5_moe,
 }
 REFUSED: Final = {
     "ALiBi positions": ("bloom", "mpt"),
@@ -50,7 +55,7 @@ REFUSED: Final = {
         "nemotron_h",
         "granitemoehybrid",
     ),
-    "linear attention": ("qwen3_next", "rwkv", "minimax", "kimi_linear", "recurrent_gemma"),
+    "linear attention of another kind": ("rwkv", "minimax", "kimi_linear", "recurrent_gemma"),
     "norms after attention and FFN": ("gemma2", "gemma3_text", "olmo2", "olmo3", "glm4"),
     "norms without weights": ("olmo",),
     "norms of q and k over all heads": ("olmoe", "minimax_m2"),

@@ -59,16 +59,23 @@ class Heads:
         return self.query + 2 * self.key
 
     @property
+    def gate(self) -> int:
+        """a·d/t with output gates, otherwise 0."""
+        return self.shapes.model.gate_projection_size // self.shapes.t
+
+    @property
     def gathered(self) -> bool:
         """Fewer groups than tensor-parallel ranks: the outputs of the projection are gathered (`get_query_key_value_tensors`)."""
         return self.shapes.model.num_query_groups < self.shapes.t
 
     def projected(self) -> Tensor:
         """The tensor of which queries, keys and values are slices: the output of the projection, or of all ranks if gathered."""
-        if not self.gathered:
-            return self.tensor(QKV_TENSOR, self.qkv)
         model = self.shapes.model
-        return self.shapes.wide(QKV_TENSOR, model.query_projection_size + 2 * model.key_value_projection_size, "(a+2g)·d")
+        symbol = "(2a+2g)·d" if model.output_gate else "(a+2g)·d"
+        if not self.gathered:
+            return self.shapes.wide(QKV_TENSOR, self.qkv + self.gate, f"{symbol}/t")
+        full = model.query_projection_size + model.gate_projection_size + 2 * model.key_value_projection_size
+        return self.shapes.wide(QKV_TENSOR, full, symbol)
 
     def saved_projected(self) -> Tensor:
         """The same as a tensor that a kernel or a checkpoint saves."""
@@ -132,7 +139,8 @@ def query_key_norm(shapes: Shapes) -> Module:
     key = heads.tensor("input", heads.key)
     if views:
         # a checkpoint around the kernel lists qkv too
-        key = heads.tensor(QKV_TENSOR, heads.qkv, made_in=QKV, shares=QKV_TENSOR if shapes.recompute_core_attention else "")
+        shares = QKV_TENSOR if shapes.recompute_core_attention else ""
+        key = replace(heads.projected(), made_in=QKV, shares=shares)
         query = query if heads.regrouped else replace(query, shares=QKV_TENSOR)
     queries = one("q_layernorm", ModuleKind.Q_NORM, heads.query, heads.count, "a", query)
     normalized = heads.tensor("normalized query", heads.query)
@@ -189,7 +197,8 @@ def before_rotation(shapes: Shapes) -> tuple[Tensor, ...]:
 def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
     """q, k and v as a fused kernel saves them: views of one qkv tensor, or three contiguous tensors of the same total size.
 
-    cuDNN reads q and k in place and copies strided slices. FlashAttention copies all three to [b, s, a, d] if b > 1, and before
+    cuDNN reads q and k in place and copies strided slices, also those with a gate between them.
+    FlashAttention copies all three to [b, s, a, d] if b > 1, and before
     core 0.14 Megatron does so after the fused rotation. It copies slices with heads of 128 elements to one tensor.
     """
     heads = Heads(shapes)
@@ -197,7 +206,7 @@ def inputs_saved(shapes: Shapes) -> tuple[Tensor, ...]:
         return (heads.tensor(ONE_COPY, heads.qkv),)
     maker = rotated_or_normed(shapes)
     flash = shapes.model.attention_backend == "flash"
-    if not (heads.grouped or maker or flash):
+    if not (heads.grouped or maker or flash or heads.gate):
         return (heads.saved_projected(),)
     copied = works_in_batches(shapes)
     query_maker = "" if copied else maker.format("q") or (ATTENTION if heads.regrouped else "")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
-from analyzer.modules.attention.context_parallel import works_in_batches
+from analyzer.modules.attention.context_parallel import QKV_TENSOR, works_in_batches
 from analyzer.modules.attention.core_attention import (
     ATTENTION,
+    QKV_GRADIENTS,
     Heads,
     checkpoint_inputs,
     fused_kernel,
@@ -22,19 +24,21 @@ from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Module, largest
 
+_GATE: Final = "gate"
+
 
 def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") -> Module:
     """[s, b, h] → [s, b, h]."""
     model = shapes.model
     heads = Heads(shapes)
-    full_width = model.query_projection_size + 2 * model.key_value_projection_size
+    full_width = model.query_projection_size + model.gate_projection_size + 2 * model.key_value_projection_size
     qkv = column_parallel(
         shapes,
         "linear_qkv",
         ModuleKind.QKV,
         width=full_width // shapes.t,
         full_width=full_width,
-        symbol="(a+2g)·d/t",
+        symbol="(2a+2g)·d/t" if model.output_gate else "(a+2g)·d/t",
         bias=model.bias_qkv,
         fused_norm=fused_norm,
         input_made_in=STREAM if fused_norm else "input_layernorm",
@@ -42,6 +46,7 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
     )
     if heads.gathered:
         qkv = _gathered(shapes, qkv)
+    gated = model.output_gate
     projection = row_parallel(
         shapes,
         "linear_proj",
@@ -50,14 +55,54 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         full_width=model.query_projection_size,
         symbol="a·d/t",
         bias=model.bias_linear,
-        input_made_in=_transposed_in(shapes),
-        input_shares="" if projection_saves_copy(shapes) else "core_attention output",
+        input_made_in=ATTENTION if gated else _transposed_in(shapes),
+        input_shares="" if gated or projection_saves_copy(shapes) else "core_attention output",
         saves_16_bit=True,
     )
     norms = (query_key_norm(shapes),) if model.qk_layernorm else ()
     kernel = _core_attention(shapes)
     projection = replace(projection, forward_workspace=(*projection.forward_workspace, *held_by_caller(kernel)))
-    return Module(name="self_attention", kind=ModuleKind.ATTENTION, children=(qkv, *norms, kernel, projection))
+    parts = (qkv, *norms, kernel, projection)
+    return Module(name=ATTENTION, kind=ModuleKind.ATTENTION, children=_with_gate(shapes, parts) if gated else parts)
+
+
+def _with_gate(shapes: Shapes, parts: tuple[Module, ...]) -> tuple[Module, ...]:
+    """The parts of attention with a gate before the output projection. Its gradient waits for that of the qkv tensor."""
+    heads = Heads(shapes)
+    waiting = (heads.tensor("gate gradient", heads.query),)
+    qkv, *between, projection = parts
+    concatenated = (replace(heads.projected(), name="concatenated gradient"), heads.tensor(QKV_GRADIENTS, heads.qkv), *waiting)
+    qkv = replace(qkv, backward_workspace=largest(qkv.backward_workspace, concatenated))
+    between = [replace(each, backward_workspace=(*each.backward_workspace, *waiting)) for each in between]
+    product = _output_gate(shapes, between[-1])
+    copied = tuple(each for each in product.saved if each.name == _GATE)  # before the kernel
+    between[-1] = replace(between[-1], forward_workspace=(*between[-1].forward_workspace, *copied))
+    return (qkv, *between, product, projection)
+
+
+def _output_gate(shapes: Shapes, kernel: Module) -> Module:
+    """The product with the sigmoid of the gate, which is compiled: it saves its inputs (`Attention._apply_output_gate`).
+
+    The reshape of grouped gates copies them. Without groups the gate is a slice of the qkv tensor, which stays allocated. The
+    `kernel` before it may save that tensor too.
+    """
+    heads = Heads(shapes)
+    output_shares = "" if projection_saves_copy(shapes) else "core_attention output"
+    gate = heads.tensor(_GATE, heads.query, made_in=ATTENTION)
+    if not heads.regrouped:
+        saved = any(tensor.name == QKV_TENSOR for tensor in kernel.saved)
+        gate = replace(heads.saved_projected(), name="qkv with the gate", shares=QKV_TENSOR if saved else "")
+    return Module(
+        name="output_gate",
+        kind=ModuleKind.OUTPUT_GATE,
+        function=True,
+        saved=(heads.tensor("input", heads.query, shares=output_shares, made_in=_transposed_in(shapes)), gate),
+        forward_workspace=(*held_by_caller(kernel), heads.tensor("output", heads.query)),
+        backward_workspace=tuple(
+            heads.tensor(name, heads.query) for name in ("product gradient", "input gradient", "gate gradient")
+        ),
+        source="_apply_output_gate",
+    )
 
 
 def _gathered(shapes: Shapes, projection: Module) -> Module:

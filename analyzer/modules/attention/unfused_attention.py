@@ -141,6 +141,9 @@ def _inputs(shapes: Shapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         local = copied if shapes.recompute_core_attention else (qkv, *before, *originals, *copied)
         return (heads.tensor("query", heads.query, made_in=query_maker), *repeated), local
     inputs = checkpoint_inputs(shapes)
+    if te and heads.gate and not maker:  # slices with a gate between them are copied
+        inputs = tuple(heads.tensor(name, heads.query) for name in ("query", "key", "value"))
+        return inputs, () if shapes.recompute_core_attention else (qkv,)
     if not (te and maker):
         return inputs, ()
     inputs = (*inputs[1:], heads.tensor("value", heads.key))  # get_qkv_layout: equal layouts, so the slice is copied

@@ -18,7 +18,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, LayerRuns, ModuleRuns, layer_runs, with_other_kernel
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import STREAM, Module, Tensor
-from analyzer.specs import BlockSpec, Fp8Spec, ModelSpec, TrainingJob
+from analyzer.specs import AttentionKind, BlockSpec, Fp8Spec, ModelSpec, TrainingJob
 
 CACHED_CHUNKS: Final = 1024
 """Maximum number of cached chunk trees. They share their layers, embeddings and heads."""
@@ -89,7 +89,7 @@ def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
     if fp8 is not None:
         first, last = fp8.layers_at_start_in_16_bit, last - fp8.layers_at_end_in_16_bit
     windowed = with_other_kernel(model)
-    if moe is None and not windowed and not model.blocks and fp8 is None:
+    if moe is None and not windowed and not model.blocks and fp8 is None and model.linear_attention is None:
         return ((LayerKind(), model.num_layers),)
     kinds = (
         LayerKind(
@@ -97,10 +97,16 @@ def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
             in_16_bit=not first <= layer < last,
             other_kernel=bool(windowed) and windowed[layer],
             block=model.blocks[layer] if model.blocks else BlockSpec(),
+            attention=_other_attention(model, layer),
         )
         for layer in range(model.num_layers)
     )
     return tuple((kind, sum(1 for _ in equal)) for kind, equal in groupby(kinds))
+
+
+def _other_attention(model: ModelSpec, layer: int) -> AttentionKind | None:
+    kind = model.attention_of(layer)
+    return None if kind == model.full_attention else kind
 
 
 @lru_cache(maxsize=CACHED_CHUNKS)

@@ -15,6 +15,7 @@ from analyzer.specs.option_names import flag_of
 from analyzer.specs.rules.failures import failure_violations
 from analyzer.specs.rules.features import feature_violations, schedule_violations
 from analyzer.specs.rules.hybrid import hybrid_violations
+from analyzer.specs.rules.linear_attention import linear_attention_violations
 from analyzer.specs.rules.model import model_violations, sequence_violations
 from analyzer.specs.rules.quantized import quantized_violations
 from analyzer.specs.rules.sizes import parallel_violations
@@ -49,4 +50,5 @@ def violations(job: TrainingJob) -> Iterator[Violation]:
         feature_violations(job),
         failure_violations(job),
         quantized_violations(job),
+        linear_attention_violations(job),
     )

@@ -150,7 +150,7 @@ def _copies(context: WorkContext) -> Work:
     width = queries + keys + values
     copied = sum(map(bool, (queries, keys, values)))
     forward = (MemoryBound(COPIES, 4.0 * tokens * width, launches=copied),) if width else ()
-    joined_gradients = MemoryBound("concatenation of gradients", 4.0 * tokens * (heads.query + 2 * heads.key))
+    joined_gradients = MemoryBound("concatenation of gradients", 4.0 * tokens * (heads.qkv + heads.gate))
     return Work(forward, (joined_gradients,))
 
 

@@ -78,6 +78,15 @@ def activation(context: WorkContext, *, rows: int, width: int, in_experts: bool)
     return Work((forward,), (*again, MemoryBound("activation gradient", gradient, launches=launches[1])))
 
 
+def output_gate(context: WorkContext) -> Work:
+    """The product of the output of attention with its gate, as one compiled kernel. A reshape of grouped gates copies them."""
+    shapes, model = context.shapes, context.inputs.model
+    elements = shapes.s * shapes.b * (model.gate_projection_size // shapes.t)
+    grouped = model.num_query_groups < model.num_attention_heads
+    copied = (MemoryBound("copy of gates", 4.0 * elements),) if grouped else ()
+    return Work((*copied, MemoryBound("gate", 6.0 * elements)), (MemoryBound("gate gradient", 10.0 * elements),))
+
+
 def residual_add(context: WorkContext) -> Work:
     """Bias, dropout and residual add. Without dropout the backward only adds gradients."""
     shapes, model = context.shapes, context.inputs.model

@@ -9,15 +9,14 @@ The function changed several times. Model FLOPs are those of the GEMMs in forwar
 | 0.7 to 0.10 | heads of `kv_channels` elements; in 0.10, which introduces their option, shared experts |
 | 0.11 | dense and MoE layers separately, with the width of an expert; half of the scores (causal mask) |
 | 0.12 to 0.15 | multi-latent attention; MTP layers, whose logits are counted too; exact only up to rounded ratios |
-| 0.16 | integers instead of ratios |
+| 0.16 | integers instead of ratios; gated delta nets and output gates |
 | 0.17 | experts of a latent size, and the projections to it and from it |
 | 0.18, 0.19 | the scores of attention are summed separately from the rest, which changes the rounding |
 
-Sources: the wheels of 0.17.1, 0.18.2 and 0.19.0, and copies of Megatron-LM in other projects, whose release follows from their
-options: 0.4 (hetu-galvatron 2.1.0, with one of the options that 0.5 adds), 0.6 (hetu-galvatron 2.4.0), 0.7 (llm-jp/Megatron-LM),
-0.9 (jsfanfanfan/Megatron-LM-core_r0.9.0), 0.10 (swiss-ai/Megatron-LM, with some of the options of 0.11), 0.12
-(ningding-o/MeKi), 0.13 or 0.14 (ZJUAntgroup/MoEGambit), 0.15 (flag-scale 0.8.0 has core 0.15.0rc5), 0.16 (ROCm/Megatron-LM, code
-between 0.16 and 0.17).
+Sources: the tags core_v0.16.1 to core_v0.19.0 of NVIDIA/Megatron-LM, and copies of Megatron-LM in other projects, whose release
+follows from their options: 0.4 (hetu-galvatron 2.1.0, with one of the options that 0.5 adds), 0.6 (hetu-galvatron 2.4.0), 0.7
+(llm-jp/Megatron-LM), 0.9 (jsfanfanfan/Megatron-LM-core_r0.9.0), 0.10 (swiss-ai/Megatron-LM, with some of the options of 0.11), 0.12
+(ningding-o/MeKi), 0.13 or 0.14 (ZJUAntgroup/MoEGambit), 0.15 (flag-scale 0.8.0 has core 0.15.0rc5).
 
 No source was found for these releases: 0.5, for which the formula of 0.6 is used; 0.8, which lies between equal ones; 0.11, for
 which that of code between 0.11 and 0.12 is used (kxlkxl1999/MOPE-38M-100M); releases before 0.4, which do not have the function.
@@ -209,8 +208,22 @@ def _attention(model: ModelSpec) -> tuple[int, float]:
     if model.mla is not None:
         return _PASSES * _FMA * _mla_projections(model, model.mla), _PASSES * _FMA * _mla_scores(model, model.mla)
     queries = model.query_projection_size
-    projections = model.hidden_size * (queries + 2 * model.key_value_projection_size) + queries * model.hidden_size
+    outputs = queries + model.gate_projection_size + 2 * model.key_value_projection_size
+    projections = model.hidden_size * outputs + queries * model.hidden_size
     return _PASSES * _FMA * projections, _PASSES * _FMA * queries / 2 * 2
+
+
+def _linear_attention(model: ModelSpec) -> tuple[int, int]:
+    """The number of layers with linear attention, and the FLOPs of a token in each. Megatron counts MTP layers by the frequency."""
+    linear = model.linear_attention
+    if linear is None:
+        return 0, 0
+    layers = sum(linear.layers)
+    if linear.frequency is not None:
+        layers = sum(layer % linear.frequency != 0 for layer in range(1, model.num_layers + model.mtp_num_layers + 1))
+    weights = model.hidden_size * (linear.projected_width + linear.value_width)
+    recurrence = 4 * linear.num_value_heads * linear.value_head_dim**2
+    return layers, _PASSES * _FMA * (weights + linear.conv_kernel_dim * linear.convolved_width + recurrence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,9 +246,11 @@ def _terms(job: TrainingJob, *, latent: bool) -> _Terms:
         + layers.shared_width * matrices * layers.moe
     )
     projections, scores = _attention(model)
+    linear_layers, linear = _linear_attention(model)
+    full = layers.total - linear_layers
     mtp, logits = _mtp_and_logits(model)
     ffn = _PASSES * _FMA * model.hidden_size * width
-    return _Terms(ffn=ffn, projections=projections * layers.total, scores=scores * layers.total, mtp=mtp, logits=logits)
+    return _Terms(ffn=ffn, projections=projections * full + linear * linear_layers, scores=scores * full, mtp=mtp, logits=logits)
 
 
 def _from_0_16(job: TrainingJob, *, latent: bool = False) -> float:

@@ -9,7 +9,7 @@ from typing import Final
 from analyzer.modules.kinds import LINEAR, ModuleKind
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.tree import Module
-from analyzer.time.work import elementwise, experts, mamba
+from analyzer.time.work import elementwise, experts, linear_attention, mamba
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, MemoryBound, Work
@@ -73,6 +73,12 @@ _OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
     ModuleKind.Q_NORM: elementwise.head_norm,
     ModuleKind.K_NORM: elementwise.head_norm,
     ModuleKind.ATTENTION_KERNEL: lambda _, context: attention_kernel(context),
+    ModuleKind.OUTPUT_GATE: lambda _, context: elementwise.output_gate(context),
+    ModuleKind.LINEAR_ATTENTION_INPUT: linear_attention.input_projection,
+    ModuleKind.CONVOLUTION: linear_attention.convolution,
+    ModuleKind.DELTA_RULE_INPUTS: linear_attention.prepared,
+    ModuleKind.DELTA_RULE: linear_attention.delta_rule,
+    ModuleKind.GATED_NORM: linear_attention.gated_norm,
     ModuleKind.ATTENTION_ADD: lambda _, context: elementwise.residual_add(context),
     ModuleKind.FEED_FORWARD_ADD: lambda _, context: elementwise.residual_add(context),
     ModuleKind.MIXER_SCAN: lambda _, context: mamba.scan(context),

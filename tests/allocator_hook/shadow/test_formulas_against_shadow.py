@@ -102,6 +102,19 @@ ALL_ON_HOST = f"{ON_HOST} attn_norm qkv_linear core_attn attn_proj mlp_norm expe
 HETEROGENEOUS = (
     f"{LLAMA} --num-layers 8 --use-rotary-position-embeddings --use-rope-scaling --heterogeneous-layers-config-path {LAYERS} "
 )
+DELTA_NET = (
+    f"{LLAMA} --experimental-attention-variant gated_delta_net --linear-attention-freq 4 --linear-num-key-heads 4 "
+    "--linear-num-value-heads 8 --linear-key-head-dim 64 --linear-value-head-dim 64 --vocab-size 500"
+)
+ALL_LINEAR = (
+    f"{DELTA_NET} --linear-attention-freq [1,1,1,1] --linear-num-value-heads 16 --linear-value-head-dim 128 --ffn-hidden-size 512"
+)
+"""The peak is in linear attention."""
+QWEN3_NEXT = (
+    f"{DELTA_NET} {MOE} --moe-ffn-hidden-size 256 --moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate "
+    "--qk-layernorm --attention-output-gate --rotary-percent 0.25 --kv-channels 128 --apply-layernorm-1p"
+)
+GATED = "--vocab-size 500 --attention-output-gate"
 GRID = {
     **FOUND,
     **HYBRID,
@@ -240,6 +253,38 @@ GRID = {
     "mixtral, overlapped microbatches on the host, interleaved": f"--bf16 {LLAMA} {MOE} {OVERLAPPED} {INTERLEAVED} {ON_HOST} "
     "core_attn attn_proj mlp_norm expert_fc1 moe_act",
     "gpt, fp8 delayed, tp2": "--bf16 --fp8-format hybrid --fp8-amax-history-len 64 --tensor-model-parallel-size 2",
+    "delta net": f"--bf16 {DELTA_NET}",
+    "delta net in all layers": f"--bf16 {ALL_LINEAR}",
+    "delta net in all layers, one sample": f"--bf16 {ALL_LINEAR} --micro-batch-size 1",
+    "delta net in all layers, tp2 sp": f"--bf16 {ALL_LINEAR} --tensor-model-parallel-size 2 --sequence-parallel",
+    "delta net in all layers, as many key heads": f"--bf16 {ALL_LINEAR} --linear-num-key-heads 16 --linear-key-head-dim 256",
+    "delta net in all layers, recomputed": f"--bf16 {ALL_LINEAR} --recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 1",
+    "delta net, tp2": f"--bf16 {DELTA_NET} --tensor-model-parallel-size 2",
+    "delta net, tp2 sp pp2": f"--bf16 {DELTA_NET} {SPLIT} --vocab-size 9999",
+    "delta net, pp2 without full attention in the first stage": f"--bf16 {DELTA_NET} --pipeline-model-parallel-size 2",
+    "delta net, interleaved": f"--bf16 {DELTA_NET} --num-layers 8 --pipeline-model-parallel-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 2",
+    "delta net, odd sizes": f"--bf16 {DELTA_NET} --seq-length 1000 --linear-key-head-dim 128 --linear-value-head-dim 96",
+    "delta net, recomputed modules": f"--bf16 {DELTA_NET} --recompute-granularity selective --recompute-modules core_attn mlp",
+    "delta net, layer norms, biases, dropout": f"--bf16 {DELTA_NET} --normalization LayerNorm --hidden-dropout 0.1",
+    "delta net, fp8 delayed": f"--bf16 {DELTA_NET} --fp8-format hybrid --fp8-param-gather",
+    "delta net and latent attention": f"--bf16 {DEEPSEEK} --num-experts 8 --experimental-attention-variant gated_delta_net "
+    "--linear-attention-freq 2 --linear-num-key-heads 4 --linear-num-value-heads 8 --linear-key-head-dim 64 "
+    "--linear-value-head-dim 64 --vocab-size 500",
+    "qwen3-next": f"--bf16 {QWEN3_NEXT}",
+    "qwen3-next, mtp": f"--bf16 {QWEN3_NEXT} --mtp-num-layers 1 --vocab-size 9999",
+    "qwen3-next, tp2 sp, recomputed, pp2": f"--bf16 {QWEN3_NEXT} {SPLIT} --expert-tensor-parallel-size 1 --num-layers 8 "
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+    "llama, output gate": f"--bf16 {LLAMA} {GATED}",
+    "llama, output gate, tp2 sp pp2, flash attention": f"--bf16 {LLAMA} {GATED} {SPLIT} --attention-backend flash",
+    "llama, output gate, unfused attention": f"--bf16 {LLAMA} {GATED} --attention-backend unfused",
+    "llama, output gate, cp2": f"--bf16 {LLAMA} {GATED} --context-parallel-size 2",
+    "llama, output gate, recomputed": f"--bf16 {LLAMA} {GATED} --attention-backend flash --recompute-granularity full "
+    "--recompute-method uniform --recompute-num-layers 1",
+    "gpt, output gate": f"--bf16 {GATED} --swiglu",
+    "gpt, output gate, attention recomputed": f"--bf16 {GATED} --recompute-activations",
+    "gpt, output gate, unfused attention recomputed": f"--bf16 {GATED} --attention-backend unfused --recompute-activations",
     "llama, fp8 delayed, interleaved": (
         f"--bf16 {LLAMA} --fp8-format hybrid --fp8-param-gather --pipeline-model-parallel-size 2 "
         "--num-layers-per-virtual-pipeline-stage 1"
@@ -343,6 +388,8 @@ SINCE = dict.fromkeys([*FOUND, *HYBRID], "0.16") | {
     **dict.fromkeys((name for name in GRID if "graph" in name), "0.16"),
     # earlier releases pad the rows of experts in FP4 to another multiple, or have no FP4
     **dict.fromkeys((name for name in GRID if "fp4" in name), "0.16"),
+    # the first release with linear attention and output gates
+    **dict.fromkeys((name for name in GRID if name.startswith(("delta net", "qwen3-next")) or "output gate" in name), "0.16"),
     # the first release with Muon
     "gpt, muon": "0.16",
     "llama, dist_muon": "0.16",
@@ -360,6 +407,8 @@ UNTIL = {
     # the shadow engine lacks functions of PyTorch that these graphs use, and 0.18 keeps more tensors
     "llama, local graphs, tp2": "0.18",
     "gpt, local graphs": "0.18",
+    # later releases convolve and normalize other tensors
+    **dict.fromkeys((name for name in GRID if name.startswith(("delta net", "qwen3-next"))), "0.18"),
     # --muon-use-nesterov has another name
     "llama, dist_muon": "0.18",
     # megatron-core stops: "Chunk mismatch" in ChunkOffloadHandler

@@ -172,7 +172,8 @@ def test_missing_and_wrong_fields_are_named(changed: dict[str, object], part: st
 def of_type(kind: str) -> dict[str, object]:
     """The fields of a published model of this type."""
     models = json.loads(CATALOGUE.read_text(encoding="utf-8"))["models"]
-    return next({**model["config"]} for model in models.values() if model["config"]["model_type"] == kind)
+    like = "qwen3_next" if kind.startswith("qwen3_5") else kind  # the catalogue has no model of these types
+    return next({**model["config"], "model_type": kind} for model in models.values() if model["config"]["model_type"] == like)
 
 
 @pytest.mark.parametrize(
@@ -274,3 +275,27 @@ def test_wrong_values_of_any_field_are_read_or_refused(kind: str) -> None:
         for value in WRONG:
             with suppress(InputError):
                 megatron_model(Configuration({**base, field: value}, "config.json"))
+
+
+def test_qwen3_5_is_the_text_model_of_its_configuration(tmp_path: Path) -> None:
+    """The published configurations have the fields of the language model in text_config."""
+    text = {**of_type("qwen3_5_text"), "full_attention_interval": 3, "num_hidden_layers": 6}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "qwen3_5", "tie_word_embeddings": True, "text_config": text, "vision_config": {}}))
+    found = options(words(file))
+    assert found["--linear-attention-freq"] == "3"
+    assert found["--rotary-percent"] == "0.25"
+    assert {"--attention-output-gate", "--qk-layernorm", "--apply-layernorm-1p"} <= found.keys()
+    assert "--num-experts" not in found
+    assert "vision encoder is left out" in notes(file)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "written"),
+    [("lllf" * 2, "4"), ("lf" * 3, "2"), ("llfl", "3"), ("flll", "([0]*1+[1]*3)"), ("fff", "1"), ("llll", "([1]*4)")],
+)
+def test_the_layers_with_linear_attention(kinds: str, written: str, tmp_path: Path) -> None:
+    names = ["linear_attention" if each == "l" else "full_attention" for each in kinds]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**of_type("qwen3_next"), "num_hidden_layers": len(kinds), "layer_types": names}))
+    assert options(words(file))["--linear-attention-freq"] == written

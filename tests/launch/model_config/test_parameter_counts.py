@@ -22,6 +22,7 @@ FROM_FILE = (
     "Qwen/Qwen2.5-7B",
     "Qwen/Qwen3-8B",
     "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
     "mistralai/Mistral-7B-v0.1",
     "mistralai/Mixtral-8x7B-v0.1",
     "deepseek-ai/DeepSeek-V2-Lite",
@@ -83,3 +84,29 @@ def test_the_mtp_layer_is_counted_on_request_only() -> None:
     with_mtp = report_of("deepseek-ai/DeepSeek-V3", "--mtp-num-layers", "1")
     assert with_mtp.parameters_unpadded - PUBLISHED["parameters"]["deepseek-ai/DeepSeek-V3"] == 11_610_067_968
     assert "add --mtp-num-layers 1" in " ".join(with_mtp.assumptions)
+
+
+def test_qwen3_next_has_the_parameters_of_its_checkpoint_with_its_mtp_layer() -> None:
+    """model.safetensors.index.json of Qwen/Qwen3-Next-80B-A3B-Instruct has 81,324,862,720 elements, in 16 bit."""
+    with_mtp = report_of("Qwen/Qwen3-Next-80B-A3B-Instruct", "--mtp-num-layers", "1")
+    assert with_mtp.parameters_unpadded == 81_324_862_720
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "count"),
+    [
+        ("qwen3_next", {"mlp_only_layers": [0, 3], "num_hidden_layers": 6, "num_experts": 16, "linear_num_value_heads": 48,
+                        "linear_value_head_dim": 64}, 1_064_025_376),
+        ("qwen3_5_text", {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 16, "num_key_value_heads": 4,
+                          "vocab_size": 248320}, 8_953_803_264),
+        ("qwen3_5_moe_text", {"num_hidden_layers": 40, "vocab_size": 248320}, 34_660_610_688),
+    ],
+)  # fmt: skip
+def test_models_with_linear_attention(kind: str, changed: dict[str, object], count: int, tmp_path: Path) -> None:
+    """Sums of numel() over AutoModelForCausalLM.from_config of transformers 5.24.0; the last two are its default configurations."""
+    base = published()["Qwen/Qwen3-Next-80B-A3B-Instruct"]["config"] if kind == "qwen3_next" else {"hidden_size": 2048}
+    if kind == "qwen3_5_moe_text":
+        base |= {"num_attention_heads": 16, "num_key_value_heads": 2}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**base, "model_type": kind, **changed}))
+    assert report_of(file).parameters_unpadded == count

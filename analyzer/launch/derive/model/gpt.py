@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from analyzer.errors import InputError
 from analyzer.launch.derive.model.attention_backend import AttentionNeeds, check_switches, choose_backend, switched_off
+from analyzer.launch.derive.model.linear_attention import linear_attention_spec, output_gate
 from analyzer.launch.derive.model.mla import mla_spec
 from analyzer.launch.derive.model.mtp import mtp_layers
 from analyzer.launch.derive.model.window import read_window, softmax_type
@@ -79,9 +80,16 @@ def model_spec(
         cross_entropy=_cross_entropy(arguments, implementation=implementation),
         fp16_lm_cross_entropy=switched_on(arguments, "fp16_lm_cross_entropy"),
         mla=mla,
+        linear_attention=linear_attention_spec(arguments, num_layers=shape.num_layers),
+        output_gate=output_gate(arguments),
         **attention,
     )
     _assume_local_norms(launch, implementation=implementation)
+    if model.linear_attention is not None and since(arguments, "0.18"):
+        launch.warn(
+            "--experimental-attention-variant: the modules of 0.16 and 0.17 are counted; later releases convolve and normalize "
+            "other tensors, so the prediction may be too high or too low."
+        )
     _check_layer_scaling(launch, scaling, implementation=implementation, environ=environ)
     return model
 

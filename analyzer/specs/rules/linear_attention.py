@@ -1,0 +1,115 @@
+"""Rules for linear attention and for output gates: what Megatron refuses or computes wrongly, and what is not modelled with them.
+
+Source: `TransformerConfig.__post_init__`, `GatedDeltaNet` (core/ssm/gated_delta_net.py) and
+`SelfAttention.get_query_key_value_tensors` (core/transformer/attention.py), 0.16 to 0.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from analyzer.specs.job import TrainingJob
+from analyzer.specs.model import LinearAttentionSpec
+from analyzer.specs.release import is_before
+from analyzer.specs.rules.violation import Violation
+
+_LEAVE: Final = "leave it out"
+_NOT_MODELLED: Final = "is not modelled with linear attention"
+
+
+def linear_attention_violations(job: TrainingJob) -> Iterator[Violation]:
+    """Layouts and features that exclude linear attention or output gates."""
+    yield from _gates_of_few_groups(job)
+    linear = job.model.linear_attention
+    if linear is None:
+        return
+    yield from _heads(linear, job.parallel.tensor)
+    yield from _quantized_width(job, linear)
+    yield from _context(job)
+    yield from _mtp_layers(job)
+    yield from _features(job)
+
+
+def _gates_of_few_groups(job: TrainingJob) -> Iterator[Violation]:
+    """With fewer groups than ranks, queries are sliced and gates are not, so that their product fails. Fixed in 0.17."""
+    few = job.model.mla is None and job.model.num_query_groups < job.parallel.tensor
+    if job.model.output_gate and few and is_before(job.megatron, "0.17"):
+        yield Violation(
+            ("attention_output_gate",),
+            f"fails in this release with fewer query groups ({job.model.num_query_groups}) than tensor-parallel ranks",
+            f"use --tensor-model-parallel-size {job.model.num_query_groups} or less",
+        )
+
+
+def _heads(linear: LinearAttentionSpec, tensor: int) -> Iterator[Violation]:
+    for dest, what, heads in (
+        ("linear_num_key_heads", "key heads", linear.num_key_heads),
+        ("linear_num_value_heads", "value heads", linear.num_value_heads),
+    ):
+        if heads % tensor:
+            best = max(size for size in range(1, tensor) if heads % size == 0)
+            yield Violation(
+                (dest,),
+                f"{heads} {what} of linear attention cannot be split over {tensor} tensor-parallel ranks",
+                f"use a multiple of {tensor}, or --tensor-model-parallel-size {best}",
+            )
+
+
+def _quantized_width(job: TrainingJob, linear: LinearAttentionSpec) -> Iterator[Violation]:
+    """The output of the input projection in FP8 has a multiple of 16 elements, or 32 with mxfp8 (`get_fp8_align_size`)."""
+    fp8 = job.precision.fp8
+    if fp8 is None or fp8.recipe == "nvfp4":
+        return
+    multiple = 32 if fp8.recipe == "mxfp8" else 16
+    if linear.projected_width % multiple:
+        yield Violation(
+            ("linear_num_value_heads",),
+            f"in FP8, {linear.projected_width} outputs of a projection of linear attention are not a multiple of {multiple}",
+            "use a multiple of 16 value heads, or leave --fp8-format out",
+        )
+
+
+def _context(job: TrainingJob) -> Iterator[Violation]:
+    """Before 0.18 each rank would compute the recurrence of its own tokens only."""
+    if job.parallel.context == 1:
+        return
+    exchanges = not is_before(job.megatron, "0.18")
+    yield Violation(
+        ("context_parallel_size",),
+        _NOT_MODELLED
+        if exchanges
+        else "cannot be used with linear attention before 0.18: its state is not exchanged between ranks",
+        "use --context-parallel-size 1",
+    )
+
+
+def _mtp_layers(job: TrainingJob) -> Iterator[Violation]:
+    """From 0.19 on, MTP layers are like the last decoder layer, which may be linear (`gpt_builder`)."""
+    linear = job.model.linear_attention
+    if linear is not None and job.model.mtp_num_layers and linear.layers[-1] and not is_before(job.megatron, "0.19"):
+        yield Violation(
+            ("mtp_num_layers",),
+            "MTP layers with linear attention are not modelled, and in this release they are like the last decoder layer",
+            "give the last layer full attention with --linear-attention-freq",
+        )
+
+
+def _features(job: TrainingJob) -> Iterator[Violation]:
+    """Features that change the modules of attention, and that are modelled for full attention only."""
+    flags = job.flags
+    asked = (
+        ("deterministic_mode", flags.deterministic),
+        ("cuda_graph_impl", job.graphs is not None),
+        ("overlap_moe_expert_parallel_comm", flags.overlap_moe_expert_parallel_comm),
+        ("delay_wgrad_compute", flags.delay_wgrad_compute),
+        ("optimizer", job.optimizer.muon is not None),
+    )
+    yield from (Violation((dest,), _NOT_MODELLED, _LEAVE) for dest, is_on in asked if is_on)
+    if job.activation_offload is not None:
+        layers = bool(job.activation_offload.layers)
+        dest = "cpu_offloading_num_layers" if layers else "fine_grained_activation_offloading"
+        yield Violation((dest,), _NOT_MODELLED, _LEAVE)
+    if job.fsdp is not None:
+        dest = "use_torch_fsdp2" if job.fsdp.implementation == "torch" else "use_megatron_fsdp"
+        yield Violation((dest,), _NOT_MODELLED, "use --use-distributed-optimizer")
