@@ -48,10 +48,13 @@ def causal_conv1d_fn(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     seq_idx: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: torch.Tensor | None = None,
     activation: str | None = None,
 ) -> torch.Tensor:
     """[b, d, s] → [b, d, s]. `weight` has [d, width]."""
-    assert seq_idx is None
+    assert seq_idx is None and initial_states is None and not return_final_states and final_states_out is None
     return CausalConvolution.apply(x, weight, bias, activation)  # type: ignore[no-any-return,no-untyped-call]
 
 
