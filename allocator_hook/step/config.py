@@ -375,9 +375,11 @@ def activation_function(job: TrainingJob) -> Any:
 def attention_backend(job: TrainingJob) -> Any:
     """Return the attention backend of the job; None before core 0.11, which has no such option.
 
-    If layers with a sliding window have another backend, Transformer Engine chooses it for each layer.
+    If layers with a sliding window have another backend, Transformer Engine chooses it for each layer. The local layers of BERT
+    have one kernel, which must not be named (`BertModel._sanity_check_attention_and_get_attn_mask_dimension`).
     """
     from megatron.core.transformer import enums
 
-    name = job.model.attention_backend if job.model.window_backend is None else "auto"
+    chosen = job.model.window_backend is not None or (job.model.family == "bert" and job.model.implementation == "local")
+    name = "auto" if chosen else job.model.attention_backend
     return enums.AttnBackend[name] if hasattr(enums, "AttnBackend") else None

@@ -1,15 +1,18 @@
-"""Mock batches on the GPU, as `get_batch` of pretrain_gpt.py creates them, and the loss function."""
+"""Mock batches on the GPU, as `get_batch` of pretrain_gpt.py creates them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from allocator_hook.step.families.bert import bert_forward
+from allocator_hook.step.families.t5 import t5_forward
+from allocator_hook.step.losses import loss_function
 from allocator_hook.step.versions import accepted_by, known_to
-from analyzer.specs import TrainingJob
+from analyzer.specs import Family, TrainingJob
 
 
 def get_batch(
@@ -85,24 +88,12 @@ def on_gpu(job: TrainingJob, *, device: str = "cuda") -> dict[str, torch.Tensor 
     }
 
 
-def loss_function(
-    job: TrainingJob, loss_mask: torch.Tensor | None, output: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the masked loss sum, the number of tokens and the reported values, as `loss_func` of pretrain_gpt.py (0.16)."""
-    assert loss_mask is not None, "get_batch returns a mask on the last stage"
-    losses = output.view(-1).float()
-    loss_mask = loss_mask.view(-1).float()
-    loss = torch.sum(losses * loss_mask)
-    if job.flags.check_for_nan_in_loss_and_grad:
-        for test in (torch.isnan, torch.isinf):
-            test(loss).item()
-    tokens = loss_mask.sum().clone().detach().to(torch.int)
-    reported = torch.cat([loss.clone().detach().view(1), tokens.view(1)])
-    return loss, tokens, {"lm loss": reported}
+_FORWARDS: Final[dict[Family, Callable[[TrainingJob, Any], tuple[Any, Any]]]] = {"bert": bert_forward, "t5": t5_forward}
+"""The forward steps of the scripts other than pretrain_gpt.py."""
 
 
 class ForwardStep:
-    """`forward_step` of pretrain_gpt.py, with the signature that Megatron's schedules call. `before(model)` runs first."""
+    """`forward_step` of the training script, with the signature that Megatron's schedules call. `before(model)` runs first."""
 
     def __init__(self, job: TrainingJob, before: Any) -> None:
         self._job = job
@@ -112,6 +103,8 @@ class ForwardStep:
         from megatron.core.utils import get_attr_wrapped_model
 
         self._before(model)
+        if self._job.model.family in _FORWARDS:
+            return _FORWARDS[self._job.model.family](self._job, model)
         gpt = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
         batch = get_batch(
             self._job,

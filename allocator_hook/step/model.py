@@ -1,20 +1,23 @@
-"""Builds the model chunks of one rank, as `model_provider` of pretrain_gpt.py and `get_model` of training.py do."""
+"""Builds the model chunks of one rank, as `model_provider` of the training script and `get_model` of training.py do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from allocator_hook.step.config import starts_from_meta
+from allocator_hook.step.families.bert import bert_module
+from allocator_hook.step.families.t5 import t5_module
 from allocator_hook.step.hybrid import hybrid_model
 from allocator_hook.step.muon import buffer_layout
 from allocator_hook.step.optimizer_config import ddp_config, uses_torch_fsdp
 from allocator_hook.step.versions import accepted_by, known_to
 from analyzer.errors import AnalyzerError
-from analyzer.specs import MoeSpec, TrainingJob
+from analyzer.specs import Family, MoeSpec, TrainingJob
 
 
 def layer_spec(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
@@ -79,7 +82,25 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
 
     Raises AnalyzerError if the installed megatron-core does not support the position embedding.
     """
-    from megatron.core import parallel_state
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.transformer.module import Float16Module
+
+    stage = {"ignore_virtual": False, "vp_stage": virtual_stage}
+    if virtual_stage is not None:
+        parallel_state.set_virtual_pipeline_model_parallel_rank(virtual_stage)
+    first, last = (_at_end(getattr(parallel_state, f"is_pipeline_{end}_stage"), stage) for end in ("first", "last"))
+    with torch.device("meta") if starts_from_meta(job) else nullcontext():
+        build = _BUILDERS[job.model.family] if job.model.hybrid is None else hybrid_model
+        module = build(job, config, pre_process=first, post_process=last, virtual_stage=virtual_stage)
+    module.model_type = _encoder_or_decoder()
+    for parameter in module.parameters():
+        tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    if not starts_from_meta(job):
+        module.cuda(torch.cuda.current_device())
+    return Float16Module(config, module) if config.fp16 or config.bf16 else module
+
+
+def _gpt_module(job: TrainingJob, config: Any, *, pre_process: bool, post_process: bool, virtual_stage: int | None) -> Any:
     from megatron.core.models.gpt import GPTModel, gpt_model
 
     model = job.model
@@ -88,45 +109,25 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
             "--info-engine shadow: the installed megatron-core has no --position-embedding-type yarn; "
             "install megatron-core 0.15 or later, or use --info-engine formula"
         )
-    stage = {"ignore_virtual": False, "vp_stage": virtual_stage}
-    if virtual_stage is not None:
-        parallel_state.set_virtual_pipeline_model_parallel_rank(virtual_stage)
-    ends = {
-        "pre_process": _at_end(parallel_state.is_pipeline_first_stage, stage),
-        "post_process": _at_end(parallel_state.is_pipeline_last_stage, stage),
-    }
-    if model.hybrid is not None:
-        return _on_gpu(job, config, hybrid_model(job, config, virtual_stage=virtual_stage, **ends))
     decoder = layer_spec(job, config, virtual_stage=virtual_stage)
-    with torch.device("meta") if starts_from_meta(job) else nullcontext():
-        module = GPTModel(
-            config=config,
-            transformer_layer_spec=decoder,
-            **known_to(GPTModel.__init__, mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage)),
-            vocab_size=model.padded_vocab_size,
-            max_sequence_length=model.max_position_embeddings,
-            **ends,
-            fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
-            parallel_output=True,
-            share_embeddings_and_output_weights=model.tied_embeddings,
-            position_embedding_type=model.position_embedding if model.yarn_positions is None else "yarn",
-            rotary_percent=model.rotary_percent,
-            **accepted_by(GPTModel.__init__, vp_stage=virtual_stage),
-        )
-    return _on_gpu(job, config, module)
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=decoder,
+        **known_to(GPTModel.__init__, mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage)),
+        vocab_size=model.padded_vocab_size,
+        max_sequence_length=model.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
+        parallel_output=True,
+        share_embeddings_and_output_weights=model.tied_embeddings,
+        position_embedding_type=model.position_embedding if model.yarn_positions is None else "yarn",
+        rotary_percent=model.rotary_percent,
+        **accepted_by(GPTModel.__init__, vp_stage=virtual_stage),
+    )
 
 
-def _on_gpu(job: TrainingJob, config: Any, module: Any) -> Any:
-    """Move a chunk to the GPU in the precision of the job, as `get_model` does."""
-    from megatron.core import tensor_parallel
-    from megatron.core.transformer.module import Float16Module
-
-    module.model_type = _encoder_or_decoder()
-    for parameter in module.parameters():
-        tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-    if not starts_from_meta(job):
-        module.cuda(torch.cuda.current_device())
-    return Float16Module(config, module) if config.fp16 or config.bf16 else module
+_BUILDERS: Final[dict[Family, Callable[..., Any]]] = {"gpt": _gpt_module, "bert": bert_module, "t5": t5_module}
 
 
 def _at_end(query: Any, stage: dict[str, Any]) -> bool:

@@ -179,7 +179,7 @@ def _train_step(job: TrainingJob, trained: Trained, marks: Marks, microbatches: 
             num_microbatches=microbatches,
             seq_length=job.batch.seq_length,
             micro_batch_size=job.batch.micro_batch_size,
-            decoder_seq_length=job.batch.seq_length,
+            decoder_seq_length=job.model.decoder_seq_length or job.batch.seq_length,
             forward_only=False,
         )
     if job.flags.empty_unused_memory_level >= 1:
@@ -206,10 +206,17 @@ def _reduce_statistics(updated: bool, norm: Any) -> None:
 
 
 def _reduce_losses(losses: list[dict[str, torch.Tensor]]) -> None:
-    """Average the losses over microbatches and data-parallel ranks, on the last stage."""
+    """Average the losses over microbatches and data-parallel ranks, on the last stage.
+
+    Losses that the loss function has averaged over the ranks are single numbers, and are not reduced again.
+    """
     from megatron.core import parallel_state as mpu
 
     if not losses:
+        return
+    if losses[0]["lm loss"].numel() == 1:
+        for name in losses[0]:
+            torch.cat([loss[name].view(-1) for loss in losses]).mean()
         return
     values = torch.vstack([loss["lm loss"] for loss in losses]).sum(dim=0)
     torch.distributed.all_reduce(values, group=mpu.get_data_parallel_group(with_context_parallel=True))

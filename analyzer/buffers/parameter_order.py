@@ -61,8 +61,13 @@ def _run_modules(module: Module) -> Iterator[Module]:
     """Modules with one run each. The model and the decoder are split into their children."""
     yield module
     if module.kind in _SPLIT:
-        for child in module.children:
+        for child in sorted(module.children, key=_is_created_last):
             yield from _run_modules(child)
+
+
+def _is_created_last(module: Module) -> bool:
+    """The pooler of BERT runs before the other heads, and is created after them (`BertModel.__init__`)."""
+    return any(child.kind is ModuleKind.POOLER for child in module.children)
 
 
 def _creation_order(module: Module) -> tuple[Parameter, ...]:
@@ -103,6 +108,7 @@ _ATTENTION: Final = {
     ModuleKind.Q_DOWN: 2,
     ModuleKind.Q_UP: 3,
     ModuleKind.KV_DOWN: 4,
+    ModuleKind.KV_PROJECTION: 3,
     ModuleKind.KV_UP: 5,
 }
 """The order of the parts of attention. Separate norms are last."""

@@ -19,6 +19,7 @@ from analyzer.communication.pipeline import pipeline_calls
 from analyzer.communication.training_step import (
     batch_calls,
     expert_bias_calls,
+    loss_calls,
     scalar_calls,
     shared_gradient_calls,
     token_count_calls,
@@ -103,6 +104,7 @@ def _stage_calls(job: TrainingJob, stage: StageModel, buffers: Buffers) -> Itera
         yield from legacy_scalar_calls(job, stage)
     else:
         yield from expert_bias_calls(job, stage)
+        yield from loss_calls(job, stage)
         yield from token_count_calls(job)
         yield from scalar_calls(job, stage)
 

@@ -25,6 +25,9 @@ def batch_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
 
     Only the first and the last stage read the batch. Context parallelism splits the sequences later.
     """
+    if job.model.family != "gpt":
+        yield from _fields_in_one_tensor(job)
+        return
     shape = (job.batch.micro_batch_size, job.batch.seq_length)
     predicts = any(chunk.mtp_layers for chunk in stage.chunks)  # MTP layers need all fields
     first = predicts or any(chunk.pre_process for chunk in stage.chunks)
@@ -48,6 +51,20 @@ def batch_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
             shape=size,
             dtype=dtype,
             per_microbatch=1,
+        )
+
+
+def _fields_in_one_tensor(job: TrainingJob) -> Iterator[Call]:
+    """The batch of BERT and T5 on every stage: sizes of the fields, and one tensor with all of them.
+
+    `broadcast_data` (core/tensor_parallel/data.py, 0.16.1): five int64 sizes for each of six fields.
+    """
+    samples, length, decoder = job.batch.micro_batch_size, job.batch.seq_length, job.model.decoder_seq_length
+    # T5: tokens and padding of the encoder; tokens, labels, loss mask and padding of the decoder
+    elements = (5 * length + 1) * samples if decoder is None else (2 * length + 4 * decoder) * samples
+    for name, size in (("sizes", 5 * 6), ("fields", elements)):
+        yield Call(
+            group="tp", kind="broadcast", phase="forward", module=f"batch.{name}", shape=(size,), dtype="int64", per_microbatch=1
         )
 
 
@@ -174,7 +191,7 @@ def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     ]
     if job.optimizer.log_num_zeros_in_grad:
         scalars.append(("train_step.num_zeros_in_grad", "mp", "parameter", 1, "fp32"))
-    if any(chunk.post_process for chunk in stage.chunks):
+    if any(chunk.post_process for chunk in stage.chunks) and job.model.family != "bert":
         scalars.append(("loss.average", "dp_cp", "forward", 2, "fp32"))
         if job.model.mtp_num_layers:
             scalars.append(("mtp_loss.average", "dp_cp", "forward", job.model.mtp_num_layers, "fp32"))
@@ -192,6 +209,20 @@ def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
             shape=(numel,),
             dtype=dtype,
             per_iteration=1,
+        )
+
+
+def loss_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
+    """BERT averages its losses over data-parallel ranks for each microbatch (`loss_func` of pretrain_bert.py)."""
+    if job.model.family == "bert" and any(chunk.post_process for chunk in stage.chunks):
+        yield Call(
+            group="dp",
+            kind="all_reduce",
+            phase="forward",
+            module="loss.average",
+            shape=(1 + job.model.binary_head,),
+            dtype="fp32",
+            per_microbatch=1,
         )
 
 

@@ -98,6 +98,8 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     )
     if training.model.hybrid is not None:
         raise UnsupportedError("--hybrid-layer-pattern", "inference of Mamba hybrids is not modelled", "use a GPT")
+    if training.model.family != "gpt":
+        raise UnsupportedError(arguments.entry or "the script", "trains no GPT, and only GPTs generate text", "use pretrain_gpt.py")
     spec = inference_spec(arguments, script, options.inference, options.quantize, model=training.model)
     if options.offload is not None and spec.dynamic is not None and script.script not in STATIC_SCRIPTS:
         asks = arguments.get("inference_dynamic_batching")

@@ -1,6 +1,7 @@
-"""The training script, which is between torchrun's options and Megatron's: whether it trains a GPT.
+"""The training script, which is between torchrun's options and Megatron's: which model it trains.
 
-Any script is assumed to train a GPT, unless its name or its options show another model.
+Megatron's own scripts train a GPT, BERT or T5. Any other script is assumed to train a GPT, unless its name or its options show
+another model.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.model.hybrid import STACKS
 from analyzer.launch.inference.options import DYNAMIC_SCRIPTS, STATIC_SCRIPTS
 from analyzer.launch.info_options import MODEL
+from analyzer.specs import Family
 
 GPT_SCRIPT: Final = "pretrain_gpt"
 HYBRID_SCRIPTS: Final = ("pretrain_mamba", "pretrain_hybrid")
 HYBRID: Final = "a Mamba hybrid"
+FAMILIES: Final[dict[str, Family]] = {GPT_SCRIPT: "gpt", "pretrain_bert": "bert", "pretrain_t5": "t5"}
+"""Megatron's own training scripts, and the family of the models that they train."""
 OTHER_MODELS: Final[dict[str, str]] = {
     "bert": "BERT",
     "t5": "T5",
@@ -82,27 +86,27 @@ SIZES: Final = frozenset({
 })  # fmt: skip
 """Options, without dashes in front, of which every launch of Megatron-LM or of a fork has one: sizes, or where they are."""
 _OTHER_PROVIDERS: Final = re.compile(r"llava|vlm|mimo|mamba|hybrid|bert|t5", re.IGNORECASE)
-_REMEDY: Final = "use pretrain_gpt.py"
+_REMEDY: Final = "use pretrain_gpt.py, pretrain_bert.py or pretrain_t5.py"
 
 
 def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]]) -> str | None:
-    """The statement about the script `entry` for the report; None for Megatron's own GPT script.
+    """The statement about the script `entry` for the report; None for a script of Megatron's own.
 
     `module`: it is given as a module (`-m`). `options`: the flags of the command line with their values. Raises UnsupportedError
     for a script that trains another model.
     """
-    path = entry.replace(".", "/") if module else entry.replace("\\", "/").removesuffix(".py")
-    folder, _, name = path.rpartition("/")
+    folder, name = _folder_and_name(entry, module=module)
     if name == GPT_SCRIPT and _model_of_options(options) == HYBRID:
         raise InputError(entry, f"builds a GPT, and the options describe {HYBRID}", "use pretrain_mamba.py or pretrain_hybrid.py")
-    if name in (GPT_SCRIPT, *STATIC_SCRIPTS, *DYNAMIC_SCRIPTS):
+    if name in (*FAMILIES, *STATIC_SCRIPTS, *DYNAMIC_SCRIPTS):
         return None
     _refuse_no_training(entry, name, folder, options)
     model = _model_of_name(name, folder) or _model_of_options(options)
     if model == HYBRID:
         return _of_hybrid(entry, name, options)
     if model is not None:
-        raise UnsupportedError(entry, f"trains {model}, and only GPT and Mamba hybrids are modelled", _REMEDY)
+        fault = f"trains {model}, and only GPT, Mamba hybrids, and BERT and T5 of Megatron's own scripts, are modelled"
+        raise UnsupportedError(entry, fault, _REMEDY)
     return f"{entry} is not a script of Megatron-LM: it is assumed to train a GPT as pretrain_gpt.py does."
 
 
@@ -118,6 +122,20 @@ def _of_hybrid(entry: str, name: str, options: Mapping[str, Sequence[str]]) -> s
     if name in HYBRID_SCRIPTS:
         return None
     return f"{entry} is not a script of Megatron-LM: it is assumed to train {HYBRID} as pretrain_mamba.py does."
+
+
+def family_of(entry: str | None) -> Family:
+    """The family of the models that the script trains. `entry`: its path or the name of a module; None without a script."""
+    if entry is None:
+        return "gpt"
+    written = entry.replace("\\", "/").removesuffix(".py")
+    return FAMILIES.get(re.split(r"[/.]", written)[-1], "gpt")
+
+
+def _folder_and_name(entry: str, *, module: bool) -> tuple[str, str]:
+    path = entry.replace(".", "/") if module else entry.replace("\\", "/").removesuffix(".py")
+    folder, _, name = path.rpartition("/")
+    return folder, name
 
 
 def refuse_other_program(argv: Sequence[str]) -> None:

@@ -20,7 +20,8 @@ from analyzer.memory.screen import kinds_of_stages, least_state_bytes, parameter
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.kinds import ATTENTION_BRANCH, ModuleKind
 from analyzer.modules.layer import ModuleRuns
-from analyzer.modules.models.gpt import ChunkKind, chunk_modules
+from analyzer.modules.models.gpt import chunk_modules
+from analyzer.modules.models.parts import ONE_BLOCK, ChunkKind
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
@@ -110,7 +111,7 @@ class SplitFigures:
     def _modules(self, kind: ChunkKind) -> ModuleRuns | None:
         """The modules of a chunk with their number. Without full recompute, chunks with the same kinds of layers have the same."""
         inputs = module_inputs(self._job)
-        if inputs.recompute.granularity == "full" or not kind.layers:
+        if inputs.recompute.granularity == "full" or not kind.layers or inputs.model.family not in ONE_BLOCK:
             return chunk_modules(inputs, kind)
         one_each = replace(kind, layers=tuple((layer, 1) for layer, _ in kind.layers))
         if one_each not in self._lists:

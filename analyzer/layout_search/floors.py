@@ -16,7 +16,8 @@ from analyzer.layout_search.split_jobs import job_of_split, resized
 from analyzer.modules.inputs import module_inputs, one_projection_in_userbuffers
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerRuns
-from analyzer.modules.models.gpt import ChunkKind, chunk_modules, layer_kinds
+from analyzer.modules.models.gpt import chunk_modules, layer_kinds
+from analyzer.modules.models.parts import ChunkKind
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 from analyzer.time.kernels.seconds import least_gemm_seconds

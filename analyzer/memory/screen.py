@@ -28,7 +28,8 @@ from analyzer.memory.stages import distinct_stages
 from analyzer.memory.workspaces import workspace_bytes
 from analyzer.modules.inputs import ModuleInputs, module_inputs, one_projection_in_userbuffers
 from analyzer.modules.layer import LayerRuns
-from analyzer.modules.models.gpt import CACHED_CHUNKS, ChunkKind, chunk_modules, has_final_norm, layer_kinds, layers_of_chunk
+from analyzer.modules.models.gpt import CACHED_CHUNKS, chunk_modules, has_final_norm, layer_kinds, layers_of_chunk
+from analyzer.modules.models.parts import ChunkKind
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.program.chunks import Block

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from analyzer.modules.attention.unfused_attention import attention_mask, combines_masks
 from analyzer.modules.inputs import CachedDummies
-from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, MOE_LATENT_PROJECTIONS, ModuleKind
+from analyzer.modules.kinds import BERT_HEADS, LATENT_PROJECTIONS, LINEAR, MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
@@ -188,7 +188,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     moe = job.model.moe
     if context.te and moe is not None and moe.grouped_gemm and ModuleKind.EXPERTS in kinds:
         yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")
-    in_torch = frozenset({ModuleKind.OUTPUT_LAYER, ModuleKind.SHARED_GATE}) | (routers - in_te)
+    in_torch = BERT_HEADS | {ModuleKind.OUTPUT_LAYER, ModuleKind.SHARED_GATE} | (routers - in_te)
     in_torch |= FROM_START if context.te else LINEAR
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
     # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two
@@ -203,7 +203,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     if kinds & in_torch:
         yield Workspace("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(job), in_torch, "backward", True)
     if any(module.derived(_combines_masks) for module, _ in context.modules):
-        mask = attention_mask(context.shapes, "causal mask", batches=False).bytes
+        mask = attention_mask(Shapes(context.shapes.inputs.of_part("decoder")), "causal mask", batches=False).bytes
         yield Workspace("Transformer Engine's causal mask", mask, frozenset({ModuleKind.ATTENTION_KERNEL}), "forward")
 
 
@@ -216,7 +216,8 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
         gathering = {ModuleKind.OUTPUT_LAYER}
         gathering |= set() if context.te else {ModuleKind.QKV, ModuleKind.FC1}
         users = kinds & gathering
-        scratch = shapes.hidden("gathered input", gathered=True).bytes if users else 0
+        gathered_in = Shapes(shapes.inputs.of_part("decoder")) if users == {ModuleKind.OUTPUT_LAYER} else shapes
+        scratch = gathered_in.hidden("gathered input", gathered=True).bytes if users else 0
     if not context.te and context.unfused and ModuleKind.ATTENTION_KERNEL in kinds:
         heads = job.model.num_attention_heads // shapes.t
         scores = round_up(dtype_bytes(shapes.dtype, shapes.b * heads * shapes.s * job.batch.seq_length), BLOCK)

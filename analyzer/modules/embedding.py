@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from analyzer.modules.attention.unfused_attention import saves_batch_mask
 from analyzer.modules.checkpoints import INPUT_GRADIENT
@@ -10,6 +11,9 @@ from analyzer.modules.dropout import dropout_mask
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import MODEL_PATH, Collective, Module, Parameter, Tensor
+
+TOKEN_TYPES: Final = 2
+"""`num_tokentypes` of pretrain_bert.py."""
 
 
 def vocabulary_weight(shapes: Shapes, *, shared: bool) -> Parameter:
@@ -25,9 +29,9 @@ def vocabulary_weight(shapes: Shapes, *, shared: bool) -> Parameter:
     )
 
 
-def token_ids(shapes: Shapes, name: str) -> Tensor:
+def token_ids(shapes: Shapes, name: str, *, shares: str = "") -> Tensor:
     """[b, s] int64 ids of the batch, which an embedding lookup saves for backward."""
-    return Tensor(name=name, shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=MODEL_PATH)
+    return Tensor(name=name, shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=MODEL_PATH, shares=shares)
 
 
 def _lookup_collectives(shapes: Shapes) -> tuple[Collective, ...]:
@@ -41,16 +45,20 @@ def _lookup_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     return (*shapes.tp(forward, "forward"), *shapes.tp("all_gather", "backward"))
 
 
-def embedding(shapes: Shapes, *, summed: bool = False, kept_gradient: bool = False) -> Module:
+def embedding(shapes: Shapes, *, summed: bool = False, kept_gradient: bool = False, ids_in: str = "") -> Module:
     """Token ids [b, s] → [s, b, h]. The first layer saves the result.
+
+    `ids_in`: the tensor with all fields of the batch, of which the ids are a part. The position ids are then made by the model.
 
     `summed`: autograd adds the weight gradient to that of the output layer in a new tensor. `kept_gradient`: the first layer keeps
     the gradient of its input allocated after its backward.
     """
     model, converts = shapes.model, _converts(shapes)
-    children = [_word_embeddings(shapes, summed=summed, kept_gradient=kept_gradient)]
+    children = [_word_embeddings(shapes, summed=summed, kept_gradient=kept_gradient, ids_in=ids_in)]
     if model.position_embedding == "learned_absolute":
-        children.append(_position_embeddings(shapes))
+        children.append(_position_embeddings(shapes, made=bool(ids_in)))
+    if model.binary_head:
+        children.append(_token_type_embeddings(shapes, ids_in=ids_in))
     if model.hidden_dropout > 0:
         children.append(
             Module(
@@ -85,7 +93,7 @@ def _saves_fp32(shapes: Shapes) -> bool:
     return shapes.model.implementation == "local" or shapes.inputs.recompute.granularity == "full"
 
 
-def _word_embeddings(shapes: Shapes, *, summed: bool, kept_gradient: bool) -> Module:
+def _word_embeddings(shapes: Shapes, *, summed: bool, kept_gradient: bool, ids_in: str) -> Module:
     """The word embedding, split over tensor-parallel ranks by rows of the vocabulary."""
     model = shapes.model
     shared = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.split.pipelined
@@ -95,7 +103,7 @@ def _word_embeddings(shapes: Shapes, *, summed: bool, kept_gradient: bool) -> Mo
             Tensor(name="masked token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b"),
         )
         if shapes.t > 1
-        else (token_ids(shapes, "tokens"),)
+        else (token_ids(shapes, "tokens", shares=ids_in),)
     )
     gradient = Tensor(
         name="weight gradient",
@@ -129,18 +137,38 @@ def _reads_layer_gradient(shapes: Shapes) -> bool:
     return not (model.hidden_dropout > 0 or shapes.t > 1 or model.fp32_residual_connection or shapes.b > 1)
 
 
-def _position_embeddings(shapes: Shapes) -> Module:
+def _position_embeddings(shapes: Shapes, *, made: bool) -> Module:
     """The lookup of learned positions, and its sum with the embedded tokens.
 
-    The sum is transposed to [s, b, h], which copies it unless b is 1.
+    The sum is transposed to [s, b, h], which copies it unless b is 1. `made`: the model makes the ids of one sample, which all
+    samples share.
     """
+    ids = Tensor(name="position ids", shape=(shapes.s,), dtype="int64", made_in=MODEL_PATH)
     names = ("embedded tokens", "embedded positions", "sum", *(("transposed sum",) if shapes.b > 1 else ()))
     table = (shapes.model.max_position_embeddings, shapes.model.hidden_size)
     return Module(
         name="position_embeddings",
         kind=ModuleKind.POSITION_EMBEDDINGS,
         parameters=(Parameter(name="weight", shape=table, dtype=shapes.dtype),),
-        saved=(token_ids(shapes, "position ids"),),
+        saved=(ids if made else token_ids(shapes, "position ids"),),
+        forward_workspace=tuple(shapes.hidden(name, gathered=True) for name in names),
+        backward_workspace=(
+            shapes.hidden("output gradient", gathered=True),
+            Tensor(name="weight gradient", shape=table, dtype=shapes.dtype, formula="size of the weight"),
+        ),
+        source="torch.nn.Embedding",
+    )
+
+
+def _token_type_embeddings(shapes: Shapes, *, ids_in: str) -> Module:
+    """The lookup of the two token types of BERT, and its sum with the other embeddings."""
+    names = ("embedded tokens", "embedded positions", "their sum", "embedded types", "sum")
+    table = (TOKEN_TYPES, shapes.model.hidden_size)
+    return Module(
+        name="tokentype_embeddings",
+        kind=ModuleKind.TOKEN_TYPE_EMBEDDINGS,
+        parameters=(Parameter(name="weight", shape=table, dtype=shapes.dtype),),
+        saved=(token_ids(shapes, "token types", shares=ids_in),),
         forward_workspace=tuple(shapes.hidden(name, gathered=True) for name in names),
         backward_workspace=(
             shapes.hidden("output gradient", gathered=True),

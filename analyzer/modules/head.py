@@ -16,7 +16,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Tensor
+from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Parameter, Tensor
 
 OF_OUTPUT_LAYER: Final = "weight gradient of the output layer"
 """The gradient of a tied embedding, from its part of the output layer on."""
@@ -33,21 +33,36 @@ def logits(shapes: Shapes, name: str, dtype: str) -> Tensor:
     )
 
 
-def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_shares: str = "", embeds: bool = False) -> Module:
+def output_layer(
+    shapes: Shapes,
+    *,
+    owns_weight: bool,
+    shared: bool,
+    input_shares: str = "",
+    input_made_in: str = "",
+    embeds: bool = False,
+    biased: bool = False,
+) -> Module:
     """[s, b, h] → logits [s, b, V/t]. The function that computes the loss references the logits until it returns.
 
-    `embeds`: an embedding on the same stage has the same weight. Autograd keeps the gradient until it has the embedding's part.
+    `input_made_in`: the module that returns its input; the final norm of the decoder if it is not given. `biased`: it has a bias,
+    which is added in a new tensor. `embeds`: an embedding on the same stage has the same weight. Autograd
+    keeps the gradient until it has the embedding's part.
     """
     model = shapes.model
     output = logits(shapes, "logits", shapes.dtype)
     weight_gradient = _weight_gradient(shapes)
     overwritten = model.cross_entropy == "te" or shapes.dtype == "fp32"  # then the loss saves this tensor itself
+    weight = (vocabulary_weight(shapes, shared=shared),) if owns_weight else ()
     return Module(
         name="output_layer",
         kind=ModuleKind.OUTPUT_LAYER,
-        parameters=(vocabulary_weight(shapes, shared=shared),) if owns_weight else (),
-        saved=(shapes.hidden("input", made_in=f"decoder.{shapes.model.final_norm}", shares=input_shares),),
-        forward_workspace=(output,) if overwritten else (),
+        parameters=(*weight, *((_bias(shapes),) if biased else ())),
+        saved=(shapes.hidden("input", made_in=input_made_in or f"decoder.{model.final_norm}", shares=input_shares),),
+        forward_workspace=(
+            *((output,) if overwritten else ()),
+            *((replace(output, name="logits without bias"),) if biased else ()),
+        ),
         forward_held=() if overwritten else (output,),
         backward_workspace=(
             logits(shapes, "logits gradient", shapes.dtype),
@@ -59,6 +74,11 @@ def output_layer(shapes: Shapes, *, owns_weight: bool, shared: bool, input_share
         collectives=column_collectives(shapes.in_16_bit),
         source="megatron.core.tensor_parallel.ColumnParallelLinear",
     )
+
+
+def _bias(shapes: Shapes) -> Parameter:
+    rows = shapes.model.padded_vocab_size
+    return Parameter(name="bias", shape=(rows // shapes.t,), dtype=shapes.dtype, sharding="tensor", full_shape=(rows,))
 
 
 def _weight_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
@@ -112,8 +132,8 @@ def _loss_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     return (one("all_reduce", tokens, 3),)
 
 
-def cross_entropy(shapes: Shapes) -> Module:
-    """Logits → loss of each token.
+def cross_entropy(shapes: Shapes, *, logits_made_in: str = "output_layer") -> Module:
+    """Logits → loss of each token. `logits_made_in`: the path of the output layer.
 
     Megatron's implementation saves the fp32 softmax, computed in place in a copy of the logits. Backward overwrites it with
     the gradient and casts that to 16 bit. Transformer Engine overwrites the 16-bit logits with the gradient in forward.
@@ -122,9 +142,9 @@ def cross_entropy(shapes: Shapes) -> Module:
     te = shapes.model.cross_entropy == "te"
     softmax = logits(shapes, "softmax", "fp32")
     if shapes.dtype == "fp32" and not shapes.inputs.copies_logits:  # `logits.float()` does not copy
-        softmax = replace(softmax, made_in=f"{MODEL_PATH}output_layer")
+        softmax = replace(softmax, made_in=f"{MODEL_PATH}{logits_made_in}")
     if te:
-        softmax = replace(logits(shapes, "gradient in place of the logits", shapes.dtype), made_in=f"{MODEL_PATH}output_layer")
+        softmax = replace(logits(shapes, "gradient in place of the logits", shapes.dtype), made_in=f"{MODEL_PATH}{logits_made_in}")
     small = (
         (Tensor(name="m, d and X of each token", shape=(3, *tokens), dtype="fp32", formula="12·s·b"),)
         if te

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Final
 
+from analyzer.modules.tree import Part
 from analyzer.specs import Fp8Recipe, Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
 from analyzer.specs.hardware import MULTIPROCESSORS
 from analyzer.specs.release import is_before
@@ -128,6 +129,10 @@ class ModuleInputs:
     it makes that storage refer to the recomputed memory (`CheckpointWithoutOutput._recompute`, core/tensor_parallel/random.py)."""
     release: CoreBehavior = LIKE_0_16
     """What the release of megatron-core does."""
+    padding_mask: bool = False
+    """Attention has a mask of padding instead of a causal one: BERT, and T5 outside the self-attention of its decoder."""
+    key_length: int | None = None
+    """Keys of a sample if they are not those of its own tokens: in the cross-attention of T5."""
     separate_graphs: bool = False
     """The embedding, each layer and the output layers have autograd graphs of their own (`--overlap-moe-expert-parallel-comm`).
     Gradients of a weight that several of them read are then accumulated one after the other, not summed by autograd."""
@@ -186,6 +191,28 @@ class ModuleInputs:
         if "unfused" not in (self.model.attention_backend, self.model.window_backend) or self.micro_batch_size == 1:
             return self
         return replace(self, attention_mask_in_dataloader=False)
+
+    def of_part(self, part: Part) -> ModuleInputs:
+        """The inputs of a part of a T5. Its decoder gets no mask from Transformer Engine's path: it is causal."""
+        short = self.model.decoder_seq_length
+        if not part or short is None or part == "encoder":
+            return self
+        cache = self.__dict__.setdefault("_parts", {})
+        if part not in cache:
+            causal = part == "decoder"
+            cache[part] = replace(
+                self,
+                sequence_length=short,
+                key_length=None if causal else self.sequence_length,
+                padding_mask=not causal,
+                attention_mask_in_dataloader=self.model.implementation == "local",
+            )
+        return cache[part]  # type: ignore[no-any-return]
+
+    @property
+    def keys(self) -> int:
+        """Keys of a sample that attention reads."""
+        return self.key_length or self.sequence_length
 
     @property
     def without_recompute(self) -> ModuleInputs:
@@ -281,5 +308,6 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         delays_weight_gradients=job.flags.delay_wgrad_compute,
         copies_recomputed=is_before(job.megatron, "0.17"),
         release=behavior(job.megatron),
+        padding_mask=job.model.family != "gpt",
         separate_graphs=job.flags.overlap_moe_expert_parallel_comm,
     )

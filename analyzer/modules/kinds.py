@@ -7,16 +7,17 @@ from typing import Final
 
 
 class ModuleKind(Enum):
-    """The role of a module in a GPT model."""
+    """The role of a module in a model."""
 
     MODEL = auto()
     BATCH = auto()
     EMBEDDING = auto()
     WORD_EMBEDDINGS = auto()
     POSITION_EMBEDDINGS = auto()
+    TOKEN_TYPE_EMBEDDINGS = auto()
     DECODER = auto()
     LAYER = auto()
-    """A transformer layer, in the decoder or in multi-token prediction."""
+    """A transformer layer, in the decoder, an encoder or multi-token prediction."""
     CHECKPOINT = auto()
     """Activation checkpointing around layers (full recompute)."""
     ATTENTION = auto()
@@ -31,6 +32,8 @@ class ModuleKind(Enum):
     Q_UP = auto()
     KV_DOWN = auto()
     KV_UP = auto()
+    KV_PROJECTION = auto()
+    """In cross-attention."""
     ROTATION = auto()
     """In multi-latent attention: queries, keys and values are rotated and assembled."""
     LINEAR_ATTENTION_INPUT = auto()
@@ -78,6 +81,12 @@ class ModuleKind(Enum):
     """A delayed weight gradient, which the backward of a layer computes after that of the module of the weight."""
     FINAL_NORM = auto()
     OUTPUT_LAYER = auto()
+    HEAD_PROJECTION = auto()
+    """The linear layer of BERT before its output layer."""
+    POOLER = auto()
+    """BERT: a linear layer on the first token of each sample."""
+    BINARY_HEAD = auto()
+    """BERT: the classifier of the order of sentences, on the output of the pooler."""
     LOSS = auto()
     MTP = auto()
     MTP_DEPTH = auto()
@@ -96,6 +105,7 @@ LINEAR: Final = frozenset(
         ModuleKind.QKV,
         *LATENT_PROJECTIONS,
         ModuleKind.LINEAR_ATTENTION_INPUT,
+        ModuleKind.KV_PROJECTION,
         ModuleKind.ATTENTION_OUTPUT,
         ModuleKind.MIXER_IN,
         ModuleKind.MIXER_OUT,
@@ -105,6 +115,8 @@ LINEAR: Final = frozenset(
     }
 )
 """Linear layers of transformer layers."""
+BERT_HEADS: Final = frozenset({ModuleKind.HEAD_PROJECTION, ModuleKind.POOLER, ModuleKind.BINARY_HEAD})
+"""Linear layers of PyTorch in the head of BERT."""
 ATTENTION_BRANCH: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.ATTENTION, ModuleKind.MIXER, ModuleKind.ATTENTION_ADD})
 FEED_FORWARD_BRANCH: Final = frozenset({ModuleKind.FEED_FORWARD_NORM, ModuleKind.FEED_FORWARD, ModuleKind.FEED_FORWARD_ADD})
 RESIDUAL_ADDS: Final = frozenset({ModuleKind.ATTENTION_ADD, ModuleKind.FEED_FORWARD_ADD})

@@ -20,7 +20,7 @@ from analyzer.modules.mlp import mlp
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
-from analyzer.specs import AttentionKind, BlockSpec, Branch, ModelSpec
+from analyzer.specs import AttentionKind, BlockSpec, Branch, ModelSpec, RecomputeSpec
 
 CACHED_LAYERS: Final = 1024
 """Size of each cache of layer trees, in entries. Trees share their branches, of about 50 kB each."""
@@ -170,8 +170,22 @@ def _moe_branch(inputs: ModuleInputs) -> Module:
 
 
 def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
-    """Layers under one checkpoint: only the first input is saved, or 1/t of it with `--distribute-saved-activations`."""
-    distributed = shapes.inputs.recompute.distribute_saved_activations and shapes.t > 1
+    """Layers of these kinds under one checkpoint."""
+    outlives: tuple[Tensor, ...] = moe_checkpoint_leftovers(shapes) if any(kind.moe for kind in kinds) else ()
+    first = one_layer(shapes.inputs, kinds[0], "" if _distributes(shapes) else "checkpoint input")
+    return checkpoint_of(shapes, (first, *(one_layer(shapes.inputs, kind) for kind in kinds[1:])), outlives=outlives)
+
+
+def _distributes(shapes: Shapes) -> bool:
+    return shapes.inputs.recompute.distribute_saved_activations and shapes.t > 1
+
+
+def checkpoint_of(shapes: Shapes, children: tuple[Module, ...], *, outlives: tuple[Tensor, ...] = ()) -> Module:
+    """Layers under one checkpoint: only the first input is saved, or 1/t of it with `--distribute-saved-activations`.
+
+    `outlives`: what it leaves allocated after its backward.
+    """
+    distributed = _distributes(shapes)
     saved = shapes.hidden("checkpoint input", dtype=shapes.residual_dtype, made_in=STREAM)
     gather: tuple[Collective, ...] = ()
     if distributed:
@@ -179,9 +193,6 @@ def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
         formula = saved.formula + "/t"
         saved = Tensor(name=saved.name, shape=(s * b * h // shapes.t,), dtype=saved.dtype, formula=formula, read_first=True)
         gather = shapes.tp("all_gather", "recompute")
-    outlives: tuple[Tensor, ...] = moe_checkpoint_leftovers(shapes) if any(kind.moe for kind in kinds) else ()
-    first = one_layer(shapes.inputs, kinds[0], "" if distributed else "checkpoint input")
-    children = (first, *(one_layer(shapes.inputs, kind) for kind in kinds[1:]))
     if not distributed and not any(child.children for child in children):  # the input is also the output
         saved = replace(saved, shares="output")
     if outlives and not distributed:
@@ -222,6 +233,17 @@ def layer_runs(inputs: ModuleInputs, kinds: LayerRuns, *, received: bool = False
         group, times = covered[0]
         found[:1] = [(_checkpoint(inputs.of_checkpoints, group, True), 1), *([(found[0][0], times - 1)] if times > 1 else [])]
     return (*found, *((one_layer(inputs, kind), times) for kind, times in rest))
+
+
+def checkpoint_sizes(recompute: RecomputeSpec, count: int) -> tuple[int, ...]:
+    """The layers of each checkpoint of a block with `count` equal layers, and a 0 for each layer without one."""
+    if recompute.granularity != "full":
+        return (0,) * count
+    size = 1 if recompute.num_layers is None else recompute.num_layers
+    if recompute.method == "block":
+        covered = min(size, count)
+        return (*((1,) * covered), *((0,) * (count - covered)))
+    return tuple(min(size, count - start) for start in range(0, count, size))
 
 
 _Groups = list[tuple[tuple[LayerKind, ...], int]]

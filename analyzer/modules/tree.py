@@ -18,6 +18,8 @@ from analyzer.units import BLOCK, ceil_div, dtype_bytes, round_up
 
 Sharding = Literal["tensor", "replicated", "expert"]
 Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
+Part = Literal["", "encoder", "decoder", "cross"]
+"""A part of a T5: encoder, decoder, or the attention between them."""
 
 STREAM = "stream"
 LAYER = "."
@@ -189,6 +191,8 @@ class Module:
     """Of a checkpoint: what its recomputation allocates last. It is referenced until the backward of the checkpoint ends."""
     recomputed: bool = False
     """The children's saved tensors are freed after forward and computed again in backward; `saved` lists what stays allocated."""
+    part: Part = ""
+    """In a T5: where the module is, which decides the tokens and keys of its kernels (`ModuleInputs.of_part`)."""
     source: str = ""
     """The module of megatron-core or Transformer Engine that it models; empty for a few. Some formulas tell implementations of one
     kind apart by it."""
@@ -260,6 +264,13 @@ class Module:
         self.__dict__.pop("_derived", None)
         for child in self.children:
             child.forget()
+
+
+def with_part(module: Module, part: Part) -> Module:
+    """The module with its children in a part of a T5. Those that are in another part stay there."""
+    if module.part:
+        return module
+    return replace(module, part=part, children=tuple(with_part(child, part) for child in module.children))
 
 
 def half_of(tensor: Tensor) -> Tensor:

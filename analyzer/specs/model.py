@@ -1,4 +1,4 @@
-"""The model: a GPT decoder of Megatron."""
+"""The model: a GPT decoder, a BERT encoder or a T5 of Megatron."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Literal
 
 from analyzer.specs.moe import MoeSpec
 
+Family = Literal["gpt", "bert", "t5"]
+"""The model class: GPTModel, BertModel or T5Model of megatron-core."""
 Implementation = Literal["transformer_engine", "local", "legacy"]
 AttentionBackend = Literal["flash", "fused", "unfused"]
 CrossEntropy = Literal["unfused", "native", "te"]
@@ -128,9 +130,10 @@ class AssumedVocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A GPT decoder of Megatron."""
+    """A model of Megatron."""
 
     num_layers: int
+    """Layers of the decoder or encoder; of T5 those of each of the two."""
     hidden_size: int
     ffn_hidden_size: int
     num_attention_heads: int
@@ -200,6 +203,11 @@ class ModelSpec:
     """Set for a hybrid model, whose `blocks` follow from its pattern."""
     mtp_num_layers: int = 0
     """Number of multi-token prediction (MTP) layers, after the last decoder layer."""
+    family: Family = "gpt"
+    binary_head: bool = False
+    """BERT with token types and a classifier of the order of sentences (`--bert-no-binary-head` turns them off)."""
+    decoder_seq_length: int | None = None
+    """Tokens of a sample in the decoder of T5. The sequence length of the batch is that of its encoder."""
 
     @property
     def final_norm(self) -> str:

@@ -26,7 +26,15 @@ from analyzer.time.work.of_module import work_of
 Exposure = Literal["full", "userbuffers", "kernels", "microbatch"]
 """What hides a message: nothing, the GEMM that it is split with, other kernels of its module, or another microbatch."""
 _COLUMN: Final = frozenset(
-    {ModuleKind.QKV, ModuleKind.Q_UP, ModuleKind.KV_UP, ModuleKind.Q_PROJECTION, ModuleKind.FC1, ModuleKind.OUTPUT_LAYER}
+    {
+        ModuleKind.QKV,
+        ModuleKind.Q_UP,
+        ModuleKind.KV_UP,
+        ModuleKind.Q_PROJECTION,
+        ModuleKind.KV_PROJECTION,
+        ModuleKind.FC1,
+        ModuleKind.OUTPUT_LAYER,
+    }
 )
 """Layers whose output is split over tensor-parallel ranks."""
 _EXPERT_GROUPS: Final = frozenset({"ep", "etp", "tp_ep"})

@@ -163,7 +163,9 @@ class _ModuleNames:
     """Determines the Megatron names of the modules that allocate tensors, by following the operations of a forward."""
 
     def __init__(self, chunk: Chunk) -> None:
-        self._layers = iter((*(layer - 1 for layer in chunk.layers), *range(chunk.mtp_layers)))
+        self._chunk = chunk
+        self._layers: dict[str, Iterator[int]] = {}
+        """The numbers of the layers that have not run, by the path of their block: a T5 has two blocks."""
         self._number = 0
         """That of the current layer. A layer that repeats another one has its number."""
         self._frames: list[_Frame] = []
@@ -193,7 +195,8 @@ class _ModuleNames:
         else:  # a block: the enclosing modules, without the root
             path, layer, checkpointed = path.partition(".")[2].rpartition(".")[0], "", False
         if self._is_numbered(module):
-            self._number = self._number if module.repeats else next(self._layers)
+            if not module.repeats:
+                self._number = next(self._layers.setdefault(path, self._numbers(module)))
             path = layer = f"{path}.layers.{self._number}" if path else f"layers.{self._number}"
         elif module.kind is ModuleKind.LAYER:
             path = layer = f"{path}.{module.name}"
@@ -204,6 +207,12 @@ class _ModuleNames:
         frame = _Frame(module, path, layer, checkpointed)
         self._frames.append(frame)
         return frame
+
+    def _numbers(self, module: Module) -> Iterator[int]:
+        """The numbers of the layers of a block whose first layer is `module`."""
+        if module.kind is ModuleKind.MTP_DEPTH:
+            return iter(range(self._chunk.mtp_layers))
+        return (layer - 1 for layer in self._chunk.layers)
 
     def _is_numbered(self, module: Module) -> bool:
         """Return whether the module is a numbered layer of the decoder or of MTP, not the transformer layer in an MTP layer."""

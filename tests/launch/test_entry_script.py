@@ -5,13 +5,26 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.entry_script import check_entry
+from analyzer.launch.entry_script import check_entry, family_of
 
 
 @pytest.mark.parametrize("entry", ["pretrain_gpt.py", "/path/to/vit/pretrain_gpt.py", "./pretrain_gpt.py"])
 def test_megatrons_own_script_needs_no_statement(entry: str) -> None:
     assert check_entry(entry, module=False, options={}) is None
     assert check_entry("megatron.pretrain_gpt", module=True, options={}) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "family"),
+    [
+        ("examples/bert/pretrain_bert.py", "bert"), ("pretrain_t5.py", "t5"), ("megatron.pretrain_t5", "t5"),
+        ("pretrain_gpt.py", "gpt"), ("train.py", "gpt"), (None, "gpt"),
+    ],
+)  # fmt: skip
+def test_the_script_says_which_model_is_trained(entry: str | None, family: str) -> None:
+    assert family_of(entry) == family
+    if entry is not None and family != "gpt":
+        assert check_entry(entry, module=entry.startswith("megatron."), options={"--mask-prob": ["0.15"]}) is None
 
 
 @pytest.mark.parametrize(
@@ -31,8 +44,8 @@ def test_any_other_script_is_assumed_to_train_a_gpt(entry: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "model"),
     [
-        ("pretrain_bert.py", "BERT"),
-        ("pretrain_t5.py", "T5"),
+        ("my_bert/train.py", "BERT"),
+        ("finetune_t5.py", "T5"),
         ("pretrain_vlm.py", "vision-language"),
         ("pretrain_llava.py", "vision-language"),
         ("qwen2_vl/pretrain_qwen2_vl.py", "vision-language"),

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.layer import LayerKind, checkpointed, layer_runs, transformer_layer
-from analyzer.modules.models.gpt import ChunkKind, chunk_tree, full_model
+from analyzer.modules.models.gpt import chunk_tree, full_model
+from analyzer.modules.models.parts import ChunkKind
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Module, parameters
 from analyzer.specs import (

@@ -54,7 +54,10 @@ def causal_conv1d_fn(
     activation: str | None = None,
 ) -> torch.Tensor:
     """[b, d, s] → [b, d, s]. `weight` has [d, width]."""
-    assert seq_idx is None and initial_states is None and not return_final_states and final_states_out is None
+    assert seq_idx is None
+    assert initial_states is None
+    assert final_states_out is None
+    assert not return_final_states
     return CausalConvolution.apply(x, weight, bias, activation)  # type: ignore[no-any-return,no-untyped-call]
 
 

@@ -11,15 +11,15 @@ _MODELLED: Final = """
     account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split accumulate_allreduce_grads_in_fp32
     activation_func_clamp_value add_bias_linear add_position_embedding add_qkv_bias apply_query_key_layer_scaling
     apply_residual_connection_post_layernorm apply_rope_fusion attention_backend attention_dropout
-    attention_output_gate
-    attention_softmax_in_fp32 bf16 bias_dropout_fusion bias_gelu_fusion bias_swiglu_fusion calculate_per_token_loss
+    attention_output_gate attention_softmax_in_fp32 bert_binary_head bf16 bias_dropout_fusion bias_gelu_fusion
+    bias_swiglu_fusion calculate_per_token_loss
     check_for_nan_in_loss_and_grad ckpt_format clip_grad context_parallel_size cp_comm_type cpu_offloading_num_layers
     create_attention_mask_in_dataloader cross_entropy_fusion_impl cross_entropy_loss_fusion
     cuda_graph_impl cuda_graph_modules cuda_graph_scope cuda_graph_scope_deprecated cuda_graph_warmup_steps enable_cuda_graph
     external_cuda_graph
     data_parallel_random_init data_parallel_sharding_strategy ddp_average_in_collective ddp_bucket_size
     ddp_num_buckets ddp_pad_buckets_for_high_nccl_busbw ddp_reduce_scatter_with_fp32_accumulation
-    decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers decoder_seq_length
+    decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers decoder_num_layers decoder_seq_length
     decrease_batch_size_if_needed defer_embedding_wgrad_compute deterministic_mode distribute_saved_activations
     empty_unused_memory_level encoder_num_layers encoder_seq_length eval_global_batch_size exp_avg_dtype
     exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size finetune fp4 fp4_recipe
@@ -169,8 +169,8 @@ _REASONS: Final[dict[str, str]] = {
         moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size
     """,
     "for models other than GPT, which are refused": """
-        bert_binary_head bert_load biencoder_projection_dim biencoder_shared_query_context_model block_data_path
-        classes_fraction data_per_class_fraction data_sharding decoder_num_layers dino_bottleneck_size
+        bert_load biencoder_projection_dim biencoder_shared_query_context_model block_data_path
+        classes_fraction data_per_class_fraction data_sharding dino_bottleneck_size
         dino_freeze_last_layer dino_head_hidden_size dino_local_crops_number dino_local_img_size dino_norm_last_layer
         dino_teacher_temp dino_warmup_teacher_temp dino_warmup_teacher_temp_epochs embedding_path evidence_data_path
         head_lr_mult ict_head_size ict_load img_h img_w indexer_batch_size indexer_log_interval iter_per_epoch

@@ -7,6 +7,8 @@ from typing import Final
 
 GPT2: Final = 50257
 LLAMA_2: Final = 32000
+BEGIN_AND_END: Final = 2
+"""Tokens that Megatron adds to a vocabulary of BERT."""
 TIKTOKEN_DEFAULT: Final = 2**17
 """`DEFAULT_TIKTOKEN_MAX_VOCAB` of Megatron's TikTokenizer."""
 
@@ -68,6 +70,8 @@ _PATHS: Final = {
         (re.compile(r"gpt[-_]?2|gpt[-_]vocab|(^|[/_])bpe[/_]vocab"), GPT2),
     ),
     "other GPT-2 vocabularies": ((re.compile(r"codeparrot"), 32768),),
+    "BertWordPieceLowerCase": ((re.compile(r"uncased"), 30522 + BEGIN_AND_END),),
+    "BertWordPieceCase": ((re.compile(r"bert.*[-_]cased"), 28996 + BEGIN_AND_END),),
     "Llama2Tokenizer": (
         (re.compile(r"llm-jp-tokenizer-100k\.ver3\.0b1\.model$"), 99487),
         (re.compile(r"llama[-_]?2|mistral|mixtral|(^|/)tokenizer\.model$"), LLAMA_2),
@@ -75,10 +79,15 @@ _PATHS: Final = {
 }
 """By tokenizer type: paths, in lower case, of its public files, and their number of tokens; the first that fits is used.
 
+The vocabularies of BERT are those of bert-large-uncased and bert-large-cased, and Megatron adds [BOS] and [EOS].
 The tokenizer of CodeParrot has the files of GPT-2 with 32,768 tokens (config.json of codeparrot/codeparrot-small).
 Megatron's own scripts have gpt2-vocab.json and bpe/vocab.json; the file of Llama 2 is named tokenizer.model. The nordic tokenizer
 is that of LumiOpen's Viking models, and the file of LLM-jp is in llm-jp/llm-jp-tokenizer.
 """
+
+
+BERT_FILES: Final = {"BertWordPieceLowerCase": "bert-large-uncased-vocab.txt", "BertWordPieceCase": "bert-large-cased-vocab.txt"}
+"""The published vocabulary for each type of tokenizer. The scripts of BERT and T5 also name it vocab.txt."""
 
 
 def known_size(name: str) -> int | None:

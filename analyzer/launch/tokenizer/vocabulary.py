@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
 from analyzer.files import refuse_special_file
+from analyzer.launch.derive.model.families import facts_of
 from analyzer.launch.derive.reading import integer, option, positive, since, text
-from analyzer.launch.tokenizer.known_tokenizers import GPT2, TIKTOKEN_DEFAULT, known_size, size_of_path
+from analyzer.launch.entry_script import family_of
+from analyzer.launch.tokenizer.known_tokenizers import BERT_FILES, GPT2, TIKTOKEN_DEFAULT, known_size, size_of_path
 from analyzer.launch.tokenizer.tokenizer_files import count_hugging_face, count_vocabulary_json, read_sentencepieces, read_words
 from analyzer.launch.written_files import as_written
 from analyzer.specs import AssumedVocabulary
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 OWN_TOKENIZER: Final = re.compile(r"\w[-_]tokenizer|tokenizer[-_]\w", re.IGNORECASE)
 """A folder that is named after another tokenizer, such as europa-tokenizer."""
-DEFAULT_TOKENIZER: Final = "GPT2BPETokenizer"
-"""The default tokenizer of pretrain_gpt.py."""
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError)
 """Exceptions of the functions that read tokenizer files, for a file of another format."""
 
@@ -117,7 +117,7 @@ def _padded(arguments: Arguments, size: int, *, tensor: int) -> int:
 
 def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) -> _Count:
     """Number of tokens, by `--tokenizer-type`."""
-    kind = text(arguments, "tokenizer_type", DEFAULT_TOKENIZER)
+    kind = text(arguments, "tokenizer_type", facts_of(arguments).tokenizer)
     if kind in ("NullTokenizer", "NullMultimodalTokenizer"):
         return _count_null(arguments, kind)
     if kind == "TikTokenizer":
@@ -143,7 +143,13 @@ def _count(arguments: Arguments, *, environ: Mapping[str, str], folder: Path) ->
     if kind.startswith("BertWordPiece"):
         extra = integer(arguments, "vocab_extra_ids") or 0
         return _count_file(
-            arguments, kind, dest="vocab_file", folder=folder, count=lambda path: len(read_words(path) | {"[BOS]", "[EOS]"}) + extra
+            arguments,
+            kind,
+            dest="vocab_file",
+            folder=folder,
+            count=lambda path: len(read_words(path) | {"[BOS]", "[EOS]"}) + extra,
+            extra=extra,
+            published=BERT_FILES.get(kind, "") if family_of(arguments.entry) != "gpt" else "",
         )
     name = arguments.get("tokenizer_model")
     if name is not None and arguments.get("vocab_size") is None:
@@ -167,8 +173,13 @@ def _count_given(arguments: Arguments, why: str) -> _Count:
     return _Count(size=size, assumption=f"{size} tokens are assumed, from --vocab-size: {why}.")
 
 
-def _count_file(arguments: Arguments, kind: str, *, dest: str, folder: Path, count: Callable[[Path], int]) -> _Count:
-    """Number of tokens in the file of `dest`; if it does not exist, `--vocab-size`, or the size of a tokenizer with this path."""
+def _count_file(
+    arguments: Arguments, kind: str, *, dest: str, folder: Path, count: Callable[[Path], int], extra: int = 0, published: str = ""
+) -> _Count:
+    """Number of tokens in the file of `dest`; if it does not exist, `--vocab-size`, or the size of a tokenizer with this path.
+
+    `extra`: tokens that the launch adds to those of such a tokenizer. `published`: what a file named vocab.txt is taken for.
+    """
     named = option(arguments, dest)
     value = arguments.get(dest)
     path = None if value is None else as_written(folder / str(value))
@@ -177,10 +188,11 @@ def _count_file(arguments: Arguments, kind: str, *, dest: str, folder: Path, cou
     missing = f"{named} is not given" if path is None else f"{value} was not found"
     if path is None and "tokenizer_type" not in arguments.given:
         missing = "the launch gives no tokenizer"
-    known = None if path is None else size_of_path(str(value), kind)
+    known = None if path is None else size_of_path(published if published and path.name == "vocab.txt" else str(value), kind)
     if known is None and kind == "GPT2BPETokenizer":
         known = _of_gpt2(arguments, path)
     if known is not None and arguments.get("vocab_size") is None:
+        known += extra
         return _Count(size=known, assumption=f"The usual {known} tokens are assumed for {kind}: {missing}.")
     return _count_given(arguments, missing)
 

@@ -40,7 +40,7 @@ def combines_masks(kernel: Module) -> bool:
 def scores(shapes: Shapes, name: str, *, dtype: str | None = None, sinks: bool = False) -> Tensor:
     """[b, a/t, s, s]: the attention matrix that unfused attention stores. `sinks`: with the column of sinks, if there are any."""
     model = shapes.model
-    columns = shapes.inputs.sequence_length + (sinks and _adds_column(shapes))
+    columns = shapes.inputs.keys + (sinks and _adds_column(shapes))
     shape = (shapes.b, model.num_attention_heads // shapes.t, shapes.s, columns)
     return Tensor(name=name, shape=shape, dtype=dtype or shapes.dtype, formula="b·a·s²/t elements")
 
@@ -52,7 +52,7 @@ def _adds_column(shapes: Shapes) -> bool:
 
 def softmax_is_fused(shapes: Shapes) -> bool:
     """`FusedScaleMaskSoftmax.is_kernel_available`: 16 bit, a supported row length, and b·a/t divisible by 4."""
-    model, keys = shapes.model, shapes.inputs.sequence_length
+    model, keys = shapes.model, shapes.inputs.keys
     if shapes.dtype == "fp32" or model.softmax_type != "vanilla":  # the kernel does not support sinks
         return False
     divisible = shapes.b * (model.num_attention_heads // shapes.t) % 4 == 0
@@ -67,11 +67,12 @@ def _window_of_all(shapes: Shapes) -> bool:
 
 
 def _keeps_mask(shapes: Shapes) -> bool:
-    """Whether an unfused softmax saves the mask that it receives, without combining it with Transformer Engine's causal mask.
+    """Whether the mask that the softmax receives is saved, without combining it with Transformer Engine's causal mask.
 
     With a window or sinks the kind of the mask is "arbitrary" (`get_full_mask`, `FusedScaleMaskSoftmax.forward_torch_softmax`).
+    A mask of padding is also applied to the result of the softmax (`UnfusedDotProductAttention.forward`).
     """
-    return _adds_column(shapes) or (_window_of_all(shapes) and not softmax_is_fused(shapes))
+    return shapes.inputs.padding_mask or _adds_column(shapes) or (_window_of_all(shapes) and not softmax_is_fused(shapes))
 
 
 def attention_mask(shapes: Shapes, name: str, *, batches: bool = True) -> Tensor:
@@ -79,10 +80,12 @@ def attention_mask(shapes: Shapes, name: str, *, batches: bool = True) -> Tensor
 
     `get_full_mask` combines the causal mask with that of the batch.
     """
-    keys = shapes.inputs.sequence_length
+    keys = shapes.inputs.keys
     column = _adds_column(shapes) and shapes.model.implementation == "transformer_engine"  # megatron-core adds it to masked scores
-    count = shapes.b if batches and shapes.inputs.attention_mask_in_dataloader else 1
-    return Tensor(name=name, shape=(count, 1, keys, keys + column), dtype="bool", formula="s²")
+    padding = shapes.inputs.padding_mask
+    count = shapes.b if padding or (batches and shapes.inputs.attention_mask_in_dataloader) else 1
+    queries = shapes.s if padding else keys
+    return Tensor(name=name, shape=(count, 1, queries, keys + column), dtype="bool", formula="s²")
 
 
 def unfused_kernel(shapes: Shapes) -> Module:
@@ -193,14 +196,22 @@ def _read_by_product(shapes: Shapes) -> tuple[Tensor, ...]:
         # the product reads a view without the column of sinks, and megatron-core converts such a view
         te = shapes.model.implementation == "transformer_engine"
         return (replace(scores(shapes, "softmax in 16 bit", sinks=te), strided=te and _adds_column(shapes)),)
+    if _masks_result(shapes):
+        return (scores(shapes, "softmax without padding"),)
     return (replace(scores(shapes, "probabilities"), shares="softmax"),)
+
+
+def _masks_result(shapes: Shapes) -> bool:
+    """Whether rows of padding are set to zero in a copy of the softmax (`UnfusedDotProductAttention.forward`)."""
+    return shapes.inputs.padding_mask and shapes.model.implementation == "transformer_engine"
 
 
 def saves_batch_mask(shapes: Shapes) -> bool:
     """Whether the softmax of megatron-core saves the mask of the batch itself, until the last backward of its microbatch."""
     if shapes.model.implementation == "transformer_engine" or shapes.model.attention_backend != "unfused":
         return False
-    return shapes.inputs.attention_mask_in_dataloader and not softmax_is_fused(shapes) and not _window_of_all(shapes)
+    in_batch = shapes.inputs.attention_mask_in_dataloader or shapes.inputs.padding_mask
+    return in_batch and not softmax_is_fused(shapes) and not _window_of_all(shapes)
 
 
 def _saved_mask(shapes: Shapes) -> tuple[Tensor, ...]:
@@ -209,7 +220,7 @@ def _saved_mask(shapes: Shapes) -> tuple[Tensor, ...]:
     Transformer Engine combines that of the batch with a causal one. megatron-core creates one in each forward if the batch has none
     or if there is a window (core/transformer/utils.py get_default_causal_mask).
     """
-    if softmax_is_fused(shapes):
+    if softmax_is_fused(shapes) and not _masks_result(shapes):
         return ()
     if shapes.model.implementation == "transformer_engine":
         # the backward of a softmax whose input is a view of the scores has its peak where it reads the mask
@@ -222,7 +233,10 @@ def forward_workspace(shapes: Shapes, context: Tensor) -> tuple[Tensor, ...]:
     te = shapes.model.implementation == "transformer_engine"
     # with sinks the saved mask is a copy with another column, and replaces the first; with a window it is the first
     mask = (attention_mask(shapes, _RECEIVED_MASK),) if te and not _keeps_mask(shapes) else ()
-    multiplies = (scores(shapes, "scores", sinks=True), context, replace(context, name=_OUTPUT))
+    multiplies: tuple[Tensor, ...] = (scores(shapes, "scores", sinks=True), context, replace(context, name=_OUTPUT))
+    if _masks_result(shapes):
+        in_dropout = (multiplies[0], scores(shapes, "softmax without padding")) if shapes.model.attention_dropout > 0 else ()
+        multiplies = largest(multiplies, in_dropout, _integer_masks(shapes))
     if not _casts(shapes):
         return (*mask, *multiplies)
     # scores and softmax have 4 bytes per element, and 3 saved by dropout do not exist yet
@@ -232,6 +246,17 @@ def forward_workspace(shapes: Shapes, context: Tensor) -> tuple[Tensor, ...]:
         rest if shapes.model.attention_dropout > 0 else scores(shapes, "scores", sinks=True),
     )
     return (*mask, *largest(at_cast, multiplies))
+
+
+def _integer_masks(shapes: Shapes) -> tuple[Tensor, ...]:
+    """Temporary tensors of `get_full_mask` for a mask of padding, minus what the kernel allocates after them and saves.
+
+    Two differences of positions in int64, the positions of one sample in int32, and five masks. Empty if they are not larger.
+    """
+    pairs = shapes.s * shapes.inputs.keys
+    later = sum(tensor.bytes for tensor in saved_matrices(shapes)) - shapes.b * pairs
+    more = (2 * 8 + 4) * shapes.b * pairs + 4 * pairs - later
+    return (Tensor(name="integer masks, minus the tensors of the softmax", shape=(more,), dtype="bool"),) if more > 0 else ()
 
 
 def reads_copied_gradient(shapes: Shapes) -> bool:

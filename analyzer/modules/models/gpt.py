@@ -1,40 +1,29 @@
-"""The module tree of a model chunk: embedding, layers and output layer, if the chunk has them.
+"""The module tree of a model chunk, and the modules of a GPT: embedding, layers and output layer, if the chunk has them.
 
 Source: core/models/gpt/gpt_model.py and core/transformer/transformer_block.py (0.16.1).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Final, NamedTuple
+from typing import Final
 
 from analyzer.layout.stages import Chunk
 from analyzer.modules.embedding import batch, embedding, saved_mask
-from analyzer.modules.head import adds_to_placeholder, final_norm, head
+from analyzer.modules.head import adds_to_placeholder, head
 from analyzer.modules.inputs import ModuleInputs, Split, one_projection_in_userbuffers
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, LayerRuns, ModuleRuns, layer_runs, with_other_kernel
+from analyzer.modules.models.parts import CACHED_ENDS, ROOTS, ChunkKind, Parts, Stack, cached_final_norm
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import STREAM, Module, Tensor
-from analyzer.specs import AttentionKind, BlockSpec, Fp8Spec, ModelSpec, TrainingJob
+from analyzer.modules.tree import STREAM, Module
+from analyzer.specs import AttentionKind, BlockSpec, Family, Fp8Spec, ModelSpec, TrainingJob
 
 CACHED_CHUNKS: Final = 1024
 """Maximum number of cached chunk trees. They share their layers, embeddings and heads."""
-CACHED_ENDS: Final = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChunkKind:
-    """What the tree of a chunk depends on in addition to `ModuleInputs`. Chunks of one kind have equal trees."""
-
-    layers: LayerRuns
-    """The kinds of the decoder layers."""
-    pre_process: bool = True
-    post_process: bool = True
-    final_norm: bool = True
-    mtp_layers: int = 0
 
 
 def has_final_norm(*, last_layer: bool, post_process: bool, mtp_layers: int) -> bool:
@@ -111,44 +100,51 @@ def _other_attention(model: ModelSpec, layer: int) -> AttentionKind | None:
 
 @lru_cache(maxsize=CACHED_CHUNKS)
 def chunk_tree(inputs: ModuleInputs, kind: ChunkKind) -> Module:
-    """The tree of a chunk. Its root is named `gpt_model` and its modules as in Megatron, layers without their number."""
-    parts = _parts(inputs, kind)
-    decoder = Module(
-        name="decoder",
-        kind=ModuleKind.DECODER,
-        saved=parts.received,
-        children=tuple(module for module, times in parts.decoder for _ in range(times)),
-        source="megatron.core.transformer.TransformerBlock",
-    )
+    """The tree of a chunk. Its root is named as in `ROOTS` and its modules as in Megatron, layers without their number."""
+    name, source = ROOTS[inputs.model.family]
+    parts = parts_function(inputs.model.family)(inputs, kind)
     return Module(
-        name="gpt_model",
+        name=name,
         kind=ModuleKind.MODEL,
-        children=(*parts.before, decoder, *parts.after),
-        source="megatron.core.models.gpt.GPTModel",
+        children=tuple(_block(each) if isinstance(each, Stack) else each for each in parts),
+        source=source,
+    )
+
+
+def _block(stack: Stack) -> Module:
+    return Module(
+        name=stack.name,
+        kind=ModuleKind.DECODER,
+        saved=stack.received,
+        children=tuple(module for module, times in stack.modules for _ in range(times)),
+        source="megatron.core.transformer.TransformerBlock",
     )
 
 
 @lru_cache(maxsize=CACHED_CHUNKS)
 def chunk_modules(inputs: ModuleInputs, kind: ChunkKind) -> ModuleRuns | None:
     """The modules of a chunk in order, without its tree; None if the decoder itself has tensors."""
-    parts = _parts(inputs, kind)
-    if parts.received:
+    parts = parts_function(inputs.model.family)(inputs, kind)
+    if any(isinstance(each, Stack) and each.received for each in parts):
         return None
-    return (*((module, 1) for module in parts.before), *parts.decoder, *((module, 1) for module in parts.after))
+    return tuple(run for each in parts for run in (each.modules if isinstance(each, Stack) else ((each, 1),)))
 
 
-class _Parts(NamedTuple):
-    """The modules of a chunk."""
+def parts_function(family: Family) -> Callable[[ModuleInputs, ChunkKind], Parts]:
+    """The function that lists the modules of a chunk. Those of other families than GPT are imported on first use."""
+    if family == "bert":
+        from analyzer.modules.models.bert import bert_parts
 
-    before: tuple[Module, ...]
-    """Before the decoder."""
-    decoder: ModuleRuns
-    received: tuple[Tensor, ...]
-    """A decoder without modules returns a copy of what its stage received (`TransformerBlock.forward`)."""
-    after: tuple[Module, ...]
+        return bert_parts
+    if family == "t5":
+        from analyzer.modules.models.t5 import t5_parts
+
+        return t5_parts
+    return gpt_parts
 
 
-def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
+def gpt_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
+    """The modules of a chunk of a GPT."""
     shapes = Shapes(inputs)
     copies = not (kind.pre_process or kind.layers or kind.final_norm)
     first, last, predicts = kind.pre_process, kind.post_process, kind.mtp_layers > 0
@@ -183,13 +179,8 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> _Parts:
             *(mtp_heads(shapes, made_in="mtp" if predicts else "decoder", embeds=embeds) if last else ()),
             *after,
         )
-    norm = ((_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
-    return _Parts(
-        before=tuple(before),
-        decoder=(*layers, *norm),
-        received=received,
-        after=after,
-    )
+    norm = ((cached_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
+    return (*before, Stack("decoder", (*layers, *norm), received), *after)
 
 
 @lru_cache(maxsize=CACHED_ENDS)
@@ -200,11 +191,6 @@ def _batch(inputs: ModuleInputs, embeds: bool, layers: bool) -> Module:
 @lru_cache(maxsize=CACHED_ENDS)
 def _embedding(inputs: ModuleInputs, last: bool, kept_gradient: bool) -> Module:
     return embedding(Shapes(inputs), summed=last and adds_to_placeholder(inputs), kept_gradient=kept_gradient)
-
-
-@lru_cache(maxsize=CACHED_ENDS)
-def _final_norm(inputs: ModuleInputs) -> Module:
-    return final_norm(Shapes(inputs))
 
 
 @lru_cache(maxsize=CACHED_ENDS)

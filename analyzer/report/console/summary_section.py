@@ -87,7 +87,7 @@ def model_shape(model: ModelSpec) -> str:
         heads += f", GQA with {plural(model.num_query_groups, 'group')}"
     padded = f" (padded to {model.padded_vocab_size:,})" if model.padded_vocab_size != model.vocab_size else ""
     parts = [
-        f"{_kind(model)}, {plural(model.num_layers, 'layer')}{_layer_types(model)}",
+        f"{_layers(model)}{_layer_types(model)}",
         f"hidden size {model.hidden_size:,}, {_ffn(model)}, {heads}",
         f"vocabulary size {model.vocab_size:,}{padded}",
         f"{model.moe.num_experts} experts (top {model.moe.topk})" if model.moe else "",
@@ -96,16 +96,20 @@ def model_shape(model: ModelSpec) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _kind(model: ModelSpec) -> str:
-    return "GPT" if model.hybrid is None else "Mamba hybrid"
-
-
 def _layer_types(model: ModelSpec) -> str:
     """The number of layers of each type of a hybrid model, in brackets."""
     if model.hybrid is None:
         return ""
     counts = ((model.hybrid.pattern.count(letter), name) for letter, name in _LAYER_TYPES.items())
     return f" ({', '.join(f'{count} {name}' for count, name in counts if count)})"
+
+
+def _layers(model: ModelSpec) -> str:
+    """'GPT, 24 layers', or for T5 the layers of its encoder and of its decoder."""
+    name = {"gpt": "GPT", "bert": "BERT", "t5": "T5"}[model.family] if model.hybrid is None else "Mamba hybrid"
+    if model.decoder_seq_length is None:
+        return f"{name}, {plural(model.num_layers, 'layer')}"
+    return f"{name}, {model.num_layers} encoder and {plural(model.num_layers, 'decoder layer')}"
 
 
 def _ffn(model: ModelSpec) -> str:

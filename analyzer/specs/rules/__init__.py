@@ -13,6 +13,7 @@ from analyzer.errors import InputError
 from analyzer.specs.job import TrainingJob
 from analyzer.specs.option_names import flag_of
 from analyzer.specs.rules.failures import failure_violations
+from analyzer.specs.rules.families import family_violations
 from analyzer.specs.rules.features import feature_violations, schedule_violations
 from analyzer.specs.rules.hybrid import hybrid_violations
 from analyzer.specs.rules.linear_attention import linear_attention_violations
@@ -51,4 +52,5 @@ def violations(job: TrainingJob) -> Iterator[Violation]:
         failure_violations(job),
         quantized_violations(job),
         linear_attention_violations(job),
+        family_violations(job),
     )

@@ -27,12 +27,14 @@ def attention_kernel(context: WorkContext) -> Work:
     return joined(before, _unfused(context) if unfused else _fused(context))
 
 
-def attended_pairs(model: ModelSpec, *, queries: int, keys: int) -> float:
+def attended_pairs(model: ModelSpec, *, queries: int, keys: int, causal_mask: bool = True) -> float:
     """Pairs of a query and a key of a sample for one head, as an average over the layers: half of all under the causal mask.
 
     With a sliding window of w tokens before each token, a layer computes at most w + 1 keys for each query. `queries` are the
-    tokens of this context-parallel rank, which has an equal share of the pairs.
+    tokens of this context-parallel rank, which has an equal share of the pairs. A mask of padding excludes no pair here.
     """
+    if not causal_mask:
+        return float(queries * keys)
     causal = queries * keys / 2
     if model.window is None or not model.windowed:
         return causal
@@ -58,7 +60,7 @@ def _heads(context: WorkContext) -> int:
 def _fused(context: WorkContext) -> Work:
     shapes, model = context.shapes, context.inputs.model
     width, value = _head_dims(model)
-    keys = context.inputs.sequence_length
+    keys = context.inputs.keys
     backend = "flash" if model.attention_backend == "flash" else "fused"
 
     def kernel(name: str) -> Attention:
@@ -68,7 +70,7 @@ def _fused(context: WorkContext) -> Work:
             heads=_heads(context),
             queries=shapes.s,
             keys=keys,
-            pairs=attended_pairs(model, queries=shapes.s, keys=keys),
+            pairs=attended_pairs(model, queries=shapes.s, keys=keys, causal_mask=not context.inputs.padding_mask),
             head_dim=width,
             value_dim=value,
             backend=backend,  # type: ignore[arg-type]
@@ -84,7 +86,7 @@ def _unfused(context: WorkContext) -> Work:
     """
     shapes, model = context.shapes, context.inputs.model
     width, value = _head_dims(model)
-    queries, keys, batch = shapes.s, context.inputs.sequence_length, shapes.b * _heads(context)
+    queries, keys, batch = shapes.s, context.inputs.keys, shapes.b * _heads(context)
     scores = batch * queries * keys
     mask = 40.0 * queries * keys if model.implementation == "transformer_engine" else 0.0
     dropout = 0.0 if model.attention_dropout == 0 else 5.0

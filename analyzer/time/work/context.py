@@ -8,6 +8,7 @@ from typing import Final
 
 from analyzer.modules.inputs import ModuleInputs, module_inputs
 from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Part
 from analyzer.specs import TrainingJob
 from analyzer.time.work.kernels import Precision
 from analyzer.units import DTYPE_BYTES
@@ -36,6 +37,11 @@ class WorkContext:
     def shapes(self) -> Shapes:
         """The shapes of the modules of a rank."""
         return Shapes(self.inputs)
+
+    def of_part(self, part: Part) -> WorkContext:
+        """The context of the modules of a part of a T5."""
+        inputs = self.inputs.of_part(part)
+        return self if inputs is self.inputs else replace(self, inputs=inputs)
 
     @cached_property
     def of_dense_layers(self) -> WorkContext:

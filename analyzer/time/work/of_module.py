@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -20,7 +21,7 @@ _NORMS: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.FEED_FORWARD_NO
 
 def work_of(module: Module, context: WorkContext) -> Work:
     """The kernels of a module without children. Those of modules with children are those of the children."""
-    return module.derived(_work, context)
+    return module.derived(_work, context.of_part(module.part))
 
 
 def _work(module: Module, context: WorkContext) -> Work:
@@ -50,10 +51,35 @@ def _output_layer(module: Module, context: WorkContext) -> Work:
     shapes, model = context.shapes, context.inputs.model
     columns = model.padded_vocab_size // shapes.t
     work = gemms(context, rows=shapes.s * shapes.b, n=columns, k=model.hidden_size, precision=context.precision)
-    if module.parameters:
+    if any(each.name == "bias" for each in module.parameters):  # it is added in a new tensor
+        logits = 2.0 * shapes.s * shapes.b * columns
+        biased = Work((MemoryBound("bias", 2 * logits),), (MemoryBound("bias gradient", logits, launches=2),))
+        work = joined(work, biased)
+    if weight_of(module) is not None:
         return work
     added = MemoryBound("sum of embedding gradients", 8.0 * columns * model.hidden_size)
     return work._replace(backward=(*work.backward, added))
+
+
+def _head_projection(module: Module, context: WorkContext) -> Work:
+    """The linear layer of BERT on the tokens of this rank; without sequence parallelism every rank computes all of them."""
+    return _linear_of_pytorch(module, context, rows=context.shapes.s_split * context.shapes.b)
+
+
+def _of_first_tokens(module: Module, context: WorkContext) -> Work:
+    """A linear layer of BERT on one token of each sample."""
+    return _linear_of_pytorch(module, context, rows=context.shapes.b)
+
+
+def _linear_of_pytorch(module: Module, context: WorkContext, *, rows: int) -> Work:
+    """A layer whose bias is added in the GEMM. The gradients of both parameters are added to the buffer by kernels of their own."""
+    weight = weight_of(module)
+    if weight is None:
+        return NO_WORK
+    n, k = weight.shape
+    separate = WorkContext(replace(context.inputs, gradient_accumulation_fusion=False), context.gradients)
+    work = gemms(separate, rows=rows, n=n, k=k, precision=context.precision)
+    return joined(Work((), (MemoryBound("bias gradient", 2.0 * rows * n, launches=3),)), work)
 
 
 def _activation(module: Module, context: WorkContext) -> Work:
@@ -70,6 +96,10 @@ _OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
     ModuleKind.LOSS: lambda _, context: elementwise.cross_entropy(context),
     ModuleKind.WORD_EMBEDDINGS: elementwise.word_embedding,
     ModuleKind.POSITION_EMBEDDINGS: elementwise.word_embedding,
+    ModuleKind.TOKEN_TYPE_EMBEDDINGS: elementwise.word_embedding,
+    ModuleKind.HEAD_PROJECTION: _head_projection,
+    ModuleKind.POOLER: _of_first_tokens,
+    ModuleKind.BINARY_HEAD: _of_first_tokens,
     ModuleKind.Q_NORM: elementwise.head_norm,
     ModuleKind.K_NORM: elementwise.head_norm,
     ModuleKind.ATTENTION_KERNEL: lambda _, context: attention_kernel(context),

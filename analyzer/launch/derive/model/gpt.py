@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from analyzer.errors import InputError
 from analyzer.launch.derive.model.attention_backend import AttentionNeeds, check_switches, choose_backend, switched_off
+from analyzer.launch.derive.model.families import facts_of, local_attention
 from analyzer.launch.derive.model.linear_attention import linear_attention_spec, output_gate
 from analyzer.launch.derive.model.mla import mla_spec
 from analyzer.launch.derive.model.mtp import mtp_layers
@@ -185,6 +186,9 @@ def _implementation(launch: LaunchInput) -> Implementation:
     Legacy models are the default before core 0.8, which replaced `--use-mcore-models` by `--use-legacy-models`.
     """
     arguments = launch.arguments
+    of_script = facts_of(arguments).implementation
+    if of_script is not None:
+        return of_script(arguments)
     written = text(arguments, "transformer_impl", "transformer_engine")
     by_default = not since(arguments, "0.8")
     if not switched_on(arguments, "use_mcore_models") if by_default else switched_on(arguments, "use_legacy_models"):
@@ -307,6 +311,8 @@ def _attention(
                 option(arguments, "use_flash_attn"), "flash attention supports 16 bit only", "add --bf16, or leave it out"
             )
         return "flash", ()
+    if requested == "local" and local_attention(arguments):
+        return "unfused", ()
     if requested == "local":
         raise InputError(
             named, "Megatron accepts local only with a --spec that is not modelled", "use --transformer-impl local, or unfused"
