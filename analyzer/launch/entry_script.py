@@ -103,15 +103,16 @@ def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]
     _refuse_no_training(entry, name, folder, options)
     model = _model_of_name(name, folder) or _model_of_options(options)
     if model == HYBRID:
-        return _of_hybrid(entry, name, options)
+        _check_hybrid(entry, name, options)
+        return None
     if model is not None:
         fault = f"trains {model}, and only GPT, Mamba hybrids, and BERT and T5 of Megatron's own scripts, are modelled"
         raise UnsupportedError(entry, fault, _REMEDY)
     return f"{entry} is not a script of Megatron-LM: it is assumed to train a GPT as pretrain_gpt.py does."
 
 
-def _of_hybrid(entry: str, name: str, options: Mapping[str, Sequence[str]]) -> str | None:
-    """The statement about a script that trains a Mamba hybrid. Raises InputError if its options do not describe one."""
+def _check_hybrid(entry: str, name: str, options: Mapping[str, Sequence[str]]) -> None:
+    """Raises InputError if no option describes the layers of a Mamba hybrid, UnsupportedError for scripts that are not Megatron's."""
     described = _model_of_options(options) == HYBRID or "--hybrid-attention-ratio" in options or "--hybrid-mlp-ratio" in options
     if not described:
         raise InputError(
@@ -119,9 +120,9 @@ def _of_hybrid(entry: str, name: str, options: Mapping[str, Sequence[str]]) -> s
             f"trains {HYBRID}, and no option describes its layers",
             "add --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec, and --hybrid-layer-pattern",
         )
-    if name in HYBRID_SCRIPTS:
-        return None
-    return f"{entry} is not a script of Megatron-LM: it is assumed to train {HYBRID} as pretrain_mamba.py does."
+    if name not in HYBRID_SCRIPTS:  # other programs give the letters of the pattern layers of their own, such as gated delta nets
+        fault = f"trains {HYBRID}, and only those of Megatron's own scripts are modelled"
+        raise UnsupportedError(entry, fault, "use pretrain_mamba.py if its layers are the same")
 
 
 def family_of(entry: str | None) -> Family:

@@ -91,8 +91,9 @@ def test_scripts_of_hybrid_models_need_an_option_that_describes_the_layers(entry
 
 
 def test_a_hybrid_model_is_known_by_its_options() -> None:
-    stated = check_entry("train.py", module=False, options={"--hybrid-override-pattern": ["M-"]})
-    assert stated is not None
-    assert "Mamba hybrid" in stated
+    """A launch of Qwen3-Next in Pai-Megatron-Patch gives the letters other layers: M is a gated delta net, and - has experts."""
+    assert check_entry("pretrain_mamba.py", module=False, options={"--hybrid-override-pattern": ["M-"]}) is None
+    with pytest.raises(UnsupportedError, match="Mamba hybrid"):
+        check_entry("pretrain_qwen3_next.py", module=False, options={"--hybrid-override-pattern": ["M-"]})
     with pytest.raises(InputError, match="builds a GPT"):
         check_entry("pretrain_gpt.py", module=False, options={"--is-hybrid-model": []})
