@@ -112,7 +112,10 @@ def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]
 
 
 def _check_hybrid(entry: str, name: str, options: Mapping[str, Sequence[str]]) -> None:
-    """Raises InputError if no option describes the layers of a Mamba hybrid, UnsupportedError for scripts that are not Megatron's."""
+    """Raises InputError if no option describes the layers of a Mamba hybrid.
+
+    Raises UnsupportedError for scripts that are not Megatron's.
+    """
     described = _model_of_options(options) == HYBRID or "--hybrid-attention-ratio" in options or "--hybrid-mlp-ratio" in options
     if not described:
         raise InputError(

@@ -1,0 +1,24 @@
+"""Throughput of hybrid models that public benchmarks measured. No constant is fitted to them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from analyzer.api import analyze
+from tests.data_files import data_file
+
+RECORDS: list[dict[str, Any]] = json.loads(data_file("measured_time/hybrids.json").read_text())
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=[record["id"] for record in RECORDS])
+def test_time_of_a_measured_hybrid(record: dict[str, Any]) -> None:
+    words = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), record["script"], *record["argv"]]
+    time = analyze(words, gpu=record["gpu"]).time
+    assert time is not None
+    gpus = record["nodes"] * record["gpus_per_node"]
+    measured = record["tokens"] / gpus / record["tokens_per_second_per_gpu"]
+    assert time.iteration_seconds == pytest.approx(measured, rel=0.06)
+    assert time.range_seconds[0] < measured < time.range_seconds[1]
