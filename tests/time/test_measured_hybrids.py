@@ -18,6 +18,7 @@ def test_time_of_a_measured_hybrid(record: dict[str, Any]) -> None:
     words = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), record["script"], *record["argv"]]
     time = analyze(words, gpu=record["gpu"]).time
     assert time is not None
+    assert time.range_seconds is not None
     gpus = record["nodes"] * record["gpus_per_node"]
     measured = record["tokens"] / gpus / record["tokens_per_second_per_gpu"]
     assert time.iteration_seconds == pytest.approx(measured, rel=0.06)
