@@ -9,6 +9,7 @@ from analyzer.specs.hardware import HardwareSpec
 from analyzer.specs.inference import DynamicEngineSpec, InferenceJob, InferenceSpec, QuantizationSpec
 from analyzer.specs.job import TrainingJob
 from analyzer.specs.model import (
+    FAMILY_NAMES,
     Activation,
     AssumedVocabulary,
     AttentionBackend,
@@ -31,6 +32,7 @@ from analyzer.specs.software import SoftwareSpec
 from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
 
 __all__ = [
+    "FAMILY_NAMES",
     "OPTIMIZERS",
     "Activation",
     "ActivationOffloadSpec",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from analyzer.specs.moe import MoeSpec
 
 Family = Literal["gpt", "bert", "t5"]
 """The model class: GPTModel, BertModel or T5Model of megatron-core."""
+FAMILY_NAMES: Final[dict[Family, str]] = {"gpt": "GPT", "bert": "BERT", "t5": "T5"}
+"""The name of each family in texts."""
 Implementation = Literal["transformer_engine", "local", "legacy"]
 AttentionBackend = Literal["flash", "fused", "unfused"]
 CrossEntropy = Literal["unfused", "native", "te"]

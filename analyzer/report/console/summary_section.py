@@ -10,7 +10,7 @@ from analyzer.report.console.elements import KEY, fields, heading, paragraph, po
 from analyzer.report.console.names import plural
 from analyzer.report.console.verdict_section import share
 from analyzer.results import Report, Verdict
-from analyzer.specs import ModelSpec, OptimizerSpec, ParallelSpec, TrainingJob
+from analyzer.specs import FAMILY_NAMES, ModelSpec, OptimizerSpec, ParallelSpec, TrainingJob
 from analyzer.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _layer_types(model: ModelSpec) -> str:
 
 def _layers(model: ModelSpec) -> str:
     """'GPT, 24 layers', or for T5 the layers of its encoder and of its decoder."""
-    name = {"gpt": "GPT", "bert": "BERT", "t5": "T5"}[model.family] if model.hybrid is None else "Mamba hybrid"
+    name = FAMILY_NAMES[model.family] if model.hybrid is None else "Mamba hybrid"
     if model.decoder_seq_length is None:
         return f"{name}, {plural(model.num_layers, 'layer')}"
     return f"{name}, {model.num_layers} encoder and {plural(model.num_layers, 'decoder layer')}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzer.specs.job import TrainingJob
+from analyzer.specs.model import FAMILY_NAMES
 from analyzer.specs.rules.violation import Violation
-
-_NAMES = {"bert": "BERT", "t5": "T5"}
 
 
 def family_violations(job: TrainingJob) -> Iterator[Violation]:
@@ -15,7 +14,7 @@ def family_violations(job: TrainingJob) -> Iterator[Violation]:
     model, parallel = job.model, job.parallel
     if model.family == "gpt":
         return
-    name = _NAMES[model.family]
+    name = FAMILY_NAMES[model.family]
     if parallel.context > 1:
         yield Violation(("context_parallel_size",), f"the script of {name} does not split its batch over ranks", "use 1")
     if model.family == "t5":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import UnsupportedError
 from analyzer.launch.derive.reading import option, positive, required, since, text
 from analyzer.launch.entry_script import family_of
-from analyzer.specs import Family, Implementation, ModelSpec
+from analyzer.specs import FAMILY_NAMES, Family, Implementation, ModelSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -83,7 +83,6 @@ def _t5(launch: LaunchInput, model: ModelSpec) -> ModelSpec:
 class ScriptFacts:
     """What differs between the training scripts."""
 
-    title: str
     tokenizer: str
     """The default of `--tokenizer-type`."""
     implementation: Callable[[Arguments], Implementation] | None
@@ -98,16 +97,15 @@ class ScriptFacts:
 
 _WORD_PIECES: Final = "BertWordPieceLowerCase"
 _FACTS: Final[dict[Family, ScriptFacts]] = {
-    "gpt": ScriptFacts(title="GPT", tokenizer="GPT2BPETokenizer", implementation=None, complete=lambda _, model: model),
+    "gpt": ScriptFacts(tokenizer="GPT2BPETokenizer", implementation=None, complete=lambda _, model: model),
     "bert": ScriptFacts(
-        title="BERT",
         tokenizer=_WORD_PIECES,
         implementation=_script_layers,
         complete=_bert,
         first_release="0.8",
         local_attention=True,
     ),
-    "t5": ScriptFacts(title="T5", tokenizer=_WORD_PIECES, implementation=_chosen_layers, complete=_t5, first_release="0.12"),
+    "t5": ScriptFacts(tokenizer=_WORD_PIECES, implementation=_chosen_layers, complete=_t5, first_release="0.12"),
 }
 
 
@@ -119,21 +117,20 @@ def facts_of(arguments: Arguments) -> ScriptFacts:
 def check_family(launch: LaunchInput) -> None:
     """Raises for options of a launch that are not supported for the family of its model; nothing is refused for a GPT."""
     arguments = launch.arguments
-    if family_of(arguments.entry) == "gpt":
+    family = family_of(arguments.entry)
+    if family == "gpt":
         return
-    facts = facts_of(arguments)
+    facts, title = _FACTS[family], FAMILY_NAMES[family]
     if not since(arguments, facts.first_release):
         remedy = f"use --info-megatron {facts.first_release} or a later release"
-        raise UnsupportedError(facts.title, f"is not modelled for Megatron-LM {arguments.release}", remedy)
+        raise UnsupportedError(title, f"is not modelled for Megatron-LM {arguments.release}", remedy)
     for dest in _NOT_MODELLED:
         if dest in arguments.given and arguments.get(dest) not in (None, False, 0):
-            raise UnsupportedError(option(arguments, dest), f"is not modelled for {facts.title}", _LEAVE_OUT)
+            raise UnsupportedError(option(arguments, dest), f"is not modelled for {title}", _LEAVE_OUT)
     if arguments.get("cuda_graph_impl") not in (None, "none"):
-        raise UnsupportedError(option(arguments, "cuda_graph_impl"), f"is not modelled for {facts.title}", _LEAVE_OUT)
+        raise UnsupportedError(option(arguments, "cuda_graph_impl"), f"is not modelled for {title}", _LEAVE_OUT)
     if text(arguments, "normalization", "LayerNorm") != "LayerNorm":
-        raise UnsupportedError(
-            option(arguments, "normalization"), f"{facts.title} is modelled with LayerNorm only", "use LayerNorm"
-        )
+        raise UnsupportedError(option(arguments, "normalization"), f"{title} is modelled with LayerNorm only", "use LayerNorm")
 
 
 def complete_family(launch: LaunchInput, model: ModelSpec) -> ModelSpec:
