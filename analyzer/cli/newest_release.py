@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from analyzer.errors import AnalyzerError
 from analyzer.launch.options.catalogue import PREFERRED, load_catalogue
-from analyzer.memory.ranks import rank_classes_of_tensors
+from analyzer.memory.ranks import highest_peak_bytes
 from analyzer.results import NewestRelease, Report
 
 if TYPE_CHECKING:
     from analyzer.api import Launch
-    from analyzer.specs import TrainingJob
 
 
 def with_newest_release(report: Report, launch: Launch, argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> Report:
@@ -27,12 +26,8 @@ def with_newest_release(report: Report, launch: Launch, argv: Sequence[str], *, 
 
     try:
         newest = read_launch([*argv, "--info-megatron", release], environ=environ, folder=folder).job
-        found = NewestRelease(release, _peak(newest) - _peak(launch.job))
+        found = NewestRelease(release, highest_peak_bytes(newest) - highest_peak_bytes(launch.job))
     except AnalyzerError as error:
         found = NewestRelease(release, None, refused=getattr(error, "option", ""))
     return replace(report, newest=found)
 
-
-def _peak(job: TrainingJob) -> int:
-    """Allocated bytes at the highest peak of a rank, without rounding to the blocks of an allocator."""
-    return max(rank.memory.peak_allocated_bytes for rank in rank_classes_of_tensors(job))

@@ -261,6 +261,12 @@ class PipelineWalk:
         """Not counted in a forward of a chunk that was idle: its last input and the gradient of it. Dispatchers of MoE layers have
         attributes with autograd graphs, which reference this input until the last dispatch of the forward."""
 
+    def first_needed(self, index: int) -> int:
+        """The first step on which the tensors at this index depend: if chunks keep no inputs, the last backward before it."""
+        if self._has_idle_tensors:
+            return 0
+        return next((place for place in range(index - 1, 0, -1) if self._situations[place].backward), 0)
+
     def begin(self, index: int, step: Step) -> int:
         """Starts the step at this index of the order, and returns the bytes that are allocated during it."""
         situation = self._situations[index]
@@ -359,9 +365,9 @@ def tensors_at(
 ) -> tuple[Tensor, ...]:
     """The tensors of the pipeline schedule that are allocated during the step at this index."""
     walk = PipelineWalk(tensors, idle, messages, warm=warm)
-    for earlier, step in enumerate(messages.order[:index]):
-        walk.begin(earlier, step)
-        walk.end(step)
+    for earlier in range(walk.first_needed(index), index):
+        walk.begin(earlier, messages.order[earlier])
+        walk.end(messages.order[earlier])
     walk.begin(index, messages.order[index])
     return walk.tensors(index)
 

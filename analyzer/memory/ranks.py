@@ -87,6 +87,14 @@ def highest_rank(job: TrainingJob) -> RankClass:
         return highest(replayed_classes(job, distinct_stages(job)))
 
 
+def highest_peak_bytes(job: TrainingJob) -> int:
+    """Allocated bytes at the highest peak of a rank, without rounding to the blocks of an allocator.
+
+    Of pipeline stages with equal trees only the first is computed, because it has the most microbatches in flight.
+    """
+    return max(rank.memory.peak_allocated_bytes for rank in tensor_classes(job, distinct_stages(job)))
+
+
 def tensor_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[RankClass, ...]:
     """Rank classes of all stages, in order, without the allocator replay."""
     return tuple(each for stage in stages for each in _stage_classes(job, stage))
