@@ -30,4 +30,3 @@ def with_newest_release(report: Report, launch: Launch, argv: Sequence[str], *, 
     except AnalyzerError as error:
         found = NewestRelease(release, None, refused=getattr(error, "option", ""))
     return replace(report, newest=found)
-

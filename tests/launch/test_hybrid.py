@@ -7,7 +7,7 @@ import pytest
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.model.hybrid import read_pattern
 from analyzer.specs import TrainingJob
-from tests.job_of import arguments_of, job_of
+from tests.job_of import BLACKWELL, arguments_of, job_of
 
 SPEC = "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
 
@@ -89,12 +89,21 @@ def test_what_megatron_refuses_is_an_error(line: str, release: str, match: str) 
         "--hybrid-layer-pattern MM --mtp-hybrid-override-pattern M",
         "--hybrid-layer-pattern MM --use-torch-fsdp2 --no-gradient-accumulation-fusion",
         "--hybrid-layer-pattern MM --deterministic-mode",
-        "--hybrid-layer-pattern MM --fp4-format e2m1",
+        "--hybrid-layer-pattern MM --optimizer muon",
     ],
 )
 def test_what_is_not_modelled_is_refused(line: str) -> None:
     with pytest.raises(UnsupportedError):
         hybrid(line, release="0.19.0")
+
+
+def test_fp4_has_an_effect_from_0_17_on() -> None:
+    line = "--num-layers 2 --hybrid-override-pattern MM --fp4-format e2m1 --fp4-recipe nvfp4"
+    with pytest.raises(UnsupportedError, match="has no effect"):
+        hybrid(line, release="0.16.1")
+    precision = job_of(f"{SPEC} {line}", release="0.19.0", gpu=BLACKWELL).precision
+    assert precision.fp8 is not None
+    assert precision.fp8.recipe == "nvfp4"
 
 
 def test_full_recomputation_has_an_effect_from_0_18_on() -> None:

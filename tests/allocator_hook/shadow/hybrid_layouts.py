@@ -48,6 +48,14 @@ HYBRID: Final = {
         "interleaved stages": _STAGES,
         "mtp": f"{_DEPTHS} {_NEMOTRON}",
         "mtp, repeated": f"{_REPEATED} {_EXPERTS} {_NEMOTRON}",
+        "mtp, repeated, fp8": f"{_REPEATED} {_EXPERTS} {_NEMOTRON} --fp8-format hybrid --fp8-recipe tensorwise",
+        "mtp, repeated, mxfp8": f"{_REPEATED} {_EXPERTS} {_NEMOTRON} --fp8-format e4m3 --fp8-recipe mxfp8 --info-gpu B200",
+        "fp4": f"{_SIX} {_NEMOTRON} --fp4-format e2m1 --fp4-recipe nvfp4 --info-gpu B200",
+        "fp4, experts": f"--num-layers 6 --hybrid-override-pattern MEM*ME {_EXPERTS} {_NEMOTRON} --fp4-format e2m1 "
+        "--fp4-recipe nvfp4 --info-gpu B200",
+        "muon": f"{_SIX} {_NEMOTRON} --optimizer muon --no-use-distributed-optimizer",
+        "muon, experts": f"--num-layers 6 --hybrid-override-pattern MEM*ME {_EXPERTS} {_NEMOTRON} --optimizer muon "
+        "--no-use-distributed-optimizer --muon-momentum 0.9",
         "full recompute": "--hybrid-layer-pattern MM-M*- --recompute-granularity full --recompute-method uniform "
         "--recompute-num-layers 1",
     }.items()
@@ -56,6 +64,14 @@ HYBRID_SINCE: Final = {
     "hybrid, interleaved stages": "0.17",
     "hybrid, mtp": "0.17",
     "hybrid, mtp, repeated": "0.17",
+    "hybrid, mtp, repeated, fp8": "0.17",
+    "hybrid, mtp, repeated, mxfp8": "0.17",
+    "hybrid, fp4": "0.17",
+    "hybrid, fp4, experts": "0.17",
     "hybrid, full recompute": "0.18",
 }
-HYBRID_UNTIL: Final = {"hybrid, ignored full recompute": "0.18"}
+HYBRID_UNTIL: Final = {
+    "hybrid, ignored full recompute": "0.18",
+    "hybrid, muon": "0.17",
+    "hybrid, muon, experts": "0.17",
+}

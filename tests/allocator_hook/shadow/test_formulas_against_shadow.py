@@ -344,7 +344,6 @@ HELD_BY_PLAN = [name for name in FOUND if name.startswith("overlapped microbatch
 """Layouts whose first layer does not keep its input after its backward. The schedule plan references the output of the embedding
 until it is freed itself, between two microbatches, so that the trace does not list this output as saved."""
 SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS], "0.16") | {
-    **HYBRID_SINCE,
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
     "llama, attention on the host, pp2": "0.16",
@@ -399,6 +398,7 @@ SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS], "0.16") | {
     # the first release with buffers of Muon that are laid out by matrices
     "gpt, dist_muon by matrices, overlapped": "0.18",
     "llama, dist_muon by matrices, tp2 sp pp2": "0.18",
+    **HYBRID_SINCE,
 }
 """The oldest release that the formulas describe, if older releases differ."""
 

@@ -252,12 +252,12 @@ def _check_options(arguments: Arguments, *, model: ModelSpec) -> None:
             f"{named} has layers of Transformer Engine",
             "use --transformer-impl transformer_engine",
         )
-    if arguments.get("fp4") is not None:
-        raise UnsupportedError(option(arguments, "fp4"), f"is not modelled with {named}", "use --fp8-format, or leave it out")
-    if arguments.get("fp8") is not None and switched_on(arguments, "mtp_use_repeated_layer"):
-        raise UnsupportedError(option(arguments, "fp8"), "is not modelled with --mtp-use-repeated-layer", "leave one of them out")
-    if "muon" in str(arguments.get("optimizer")):
-        raise UnsupportedError(option(arguments, "optimizer"), f"Muon is not modelled with {named}", "use --optimizer adam")
+    if arguments.get("fp4") is not None and not since(arguments, "0.17"):
+        fault = f"has no effect on {named} before core 0.17, whose layers then run in bf16"
+        raise UnsupportedError(option(arguments, "fp4"), fault, "use --fp8-format, leave it out, or name a later release")
+    if "muon" in str(arguments.get("optimizer")) and since(arguments, "0.17"):
+        fault = f"Muon is modelled with {named} before core 0.17 only: later releases update the input projection with Adam"
+        raise UnsupportedError(option(arguments, "optimizer"), fault, "use --optimizer adam")
     if model.windowed:
         raise UnsupportedError(option(arguments, "window_size"), f"windows are not modelled with {named}", "leave it out")
     if arguments.get("cuda_graph_impl") not in (None, "none"):
