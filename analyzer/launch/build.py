@@ -21,7 +21,7 @@ from analyzer.launch.derive.fp8 import fp8_spec
 from analyzer.launch.derive.fsdp import fsdp_spec, sharding_optimizer
 from analyzer.launch.derive.launch_input import LaunchInput
 from analyzer.launch.derive.model.experts import check_dense, num_experts
-from analyzer.launch.derive.model.families import check_family, complete_family
+from analyzer.launch.derive.model.families import check_family, complete_family, shape_of_family
 from analyzer.launch.derive.model.gpt import check_fused_activation, model_spec
 from analyzer.launch.derive.model.hybrid import hybrid_blocks, hybrid_spec
 from analyzer.launch.derive.model.mtp import mtp_layers_of
@@ -101,6 +101,7 @@ def _build(
     shape = decoder_shape(launch)
     parallel = parallel_spec(launch, world, num_layers=shape.num_layers)
     check_family(launch)
+    shape = shape_of_family(launch, shape, parallel)
     batch = batch_spec(launch, parallel=parallel, seq_length=shape.seq_length)
     precision = precision_spec(arguments)
     optimizer = optimizer_spec(arguments, gradients=precision.gradients)
@@ -187,7 +188,7 @@ def _model(
         half_precision=precision.parameters != "fp32",
     )
     moe = _experts(launch, model, parallel, precision, imbalance=moe_imbalance)
-    model = complete_family(launch, model)
+    model = complete_family(launch, model, parallel, seq_length=shape.seq_length)
     hybrid = hybrid_spec(launch.arguments, model=model)
     model = replace(
         model,

@@ -1,6 +1,6 @@
 """The training script, which is between torchrun's options and Megatron's: which model it trains.
 
-Megatron's own scripts train a GPT, BERT or T5. Any other script is assumed to train a GPT, unless its name or its options show
+Megatron's own scripts train a GPT, BERT, T5 or a vision-language model. Any other script is assumed to train a GPT, unless its name or its options show
 another model.
 """
 
@@ -14,12 +14,20 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.model.hybrid import STACKS
 from analyzer.launch.inference.options import DYNAMIC_SCRIPTS, STATIC_SCRIPTS
 from analyzer.launch.info_options import MODEL
+from analyzer.launch.options.script_options import script_of
 from analyzer.specs import Family
 
 GPT_SCRIPT: Final = "pretrain_gpt"
 HYBRID_SCRIPTS: Final = ("pretrain_mamba", "pretrain_hybrid")
 HYBRID: Final = "a Mamba hybrid"
-FAMILIES: Final[dict[str, Family]] = {GPT_SCRIPT: "gpt", "pretrain_bert": "bert", "pretrain_t5": "t5"}
+FAMILIES: Final[dict[str, Family]] = {
+    GPT_SCRIPT: "gpt",
+    "pretrain_bert": "bert",
+    "pretrain_t5": "t5",
+    "pretrain_vlm": "llava",
+    "multimodal/train": "llava",
+    "mimo/train": "mimo",
+}
 """Megatron's own training scripts, and the family of the models that they train."""
 OTHER_MODELS: Final[dict[str, str]] = {
     "bert": "BERT",
@@ -86,7 +94,7 @@ SIZES: Final = frozenset({
 })  # fmt: skip
 """Options, without dashes in front, of which every launch of Megatron-LM or of a fork has one: sizes, or where they are."""
 _OTHER_PROVIDERS: Final = re.compile(r"llava|vlm|mimo|mamba|hybrid|bert|t5", re.IGNORECASE)
-_REMEDY: Final = "use pretrain_gpt.py, pretrain_bert.py or pretrain_t5.py"
+_REMEDY: Final = "use pretrain_gpt.py, pretrain_bert.py, pretrain_t5.py or pretrain_vlm.py"
 
 
 def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]]) -> str | None:
@@ -98,7 +106,7 @@ def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]
     folder, name = _folder_and_name(entry, module=module)
     if name == GPT_SCRIPT and _model_of_options(options) == HYBRID:
         raise InputError(entry, f"builds a GPT, and the options describe {HYBRID}", "use pretrain_mamba.py or pretrain_hybrid.py")
-    if name in (*FAMILIES, *STATIC_SCRIPTS, *DYNAMIC_SCRIPTS):
+    if name in (*FAMILIES, *STATIC_SCRIPTS, *DYNAMIC_SCRIPTS) or script_of(entry) is not None:
         return None
     _refuse_no_training(entry, name, folder, options)
     model = _model_of_name(name, folder) or _model_of_options(options)
@@ -106,7 +114,7 @@ def check_entry(entry: str, *, module: bool, options: Mapping[str, Sequence[str]
         _check_hybrid(entry, name, options)
         return None
     if model is not None:
-        fault = f"trains {model}, and only GPT, Mamba hybrids, and BERT and T5 of Megatron's own scripts, are modelled"
+        fault = f"trains {model}, and other models than GPT are modelled for Megatron's own scripts only"
         raise UnsupportedError(entry, fault, _REMEDY)
     return f"{entry} is not a script of Megatron-LM: it is assumed to train a GPT as pretrain_gpt.py does."
 
@@ -133,7 +141,7 @@ def family_of(entry: str | None) -> Family:
     if entry is None:
         return "gpt"
     written = entry.replace("\\", "/").removesuffix(".py")
-    return FAMILIES.get(re.split(r"[/.]", written)[-1], "gpt")
+    return FAMILIES.get(script_of(entry) or re.split(r"[/.]", written)[-1], "gpt")
 
 
 def _folder_and_name(entry: str, *, module: bool) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords, megatron_words, with_fork_values
 from analyzer.launch.options.catalogue import PREFERRED, load_catalogue
 from analyzer.launch.options.choose_release import chosen_table, read_with_catalogue
+from analyzer.launch.options.script_options import script_of, table_with_script, with_script
 from analyzer.launch.software import software_of
 from analyzer.launch.split_argv import SplitArgv, split_argv
 
@@ -40,9 +41,13 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
     catalogue = load_catalogue()
     argv, of_file = _with_yaml(argv, catalogue, environ, folder)
     words = split_argv(argv, catalogue.newest)
+    if script_of(words.entry) is not None:
+        catalogue = with_script(catalogue, words.entry)
+        words = split_argv(argv, catalogue.newest)
     info = read_info_options(words.info)
     choice = chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
-    table = choice.table
+    table = table_with_script(choice.table, words.entry)
+    choice = replace(choice, table=table)
     known: Mapping[str, Option] = catalogue.newest
     if table is not None:
         known = {**catalogue.newest, **table.options}

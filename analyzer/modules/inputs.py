@@ -131,6 +131,8 @@ class ModuleInputs:
     """What the release of megatron-core does."""
     padding_mask: bool = False
     """Attention has a mask of padding instead of a causal one: BERT, and T5 outside the self-attention of its decoder."""
+    masked: bool = True
+    """Attention has a mask: not in the layers of Transformer Engine of vision encoders (`AttnMaskType.no_mask`)."""
     key_length: int | None = None
     """Keys of a sample if they are not those of its own tokens: in the cross-attention of T5."""
     separate_graphs: bool = False
@@ -193,8 +195,13 @@ class ModuleInputs:
         return replace(self, attention_mask_in_dataloader=False)
 
     def of_part(self, part: Part) -> ModuleInputs:
-        """The inputs of a part of a T5. Its decoder gets no mask from Transformer Engine's path: it is causal."""
+        """The inputs of a part of a T5 or of a vision-language model.
+
+        The decoder of a T5 gets no mask from Transformer Engine's path: it is causal.
+        """
         short = self.model.decoder_seq_length
+        if self.model.vision is not None and part:
+            return self._of_vision(part)
         if not part or short is None or part == "encoder":
             return self
         cache = self.__dict__.setdefault("_parts", {})
@@ -207,6 +214,34 @@ class ModuleInputs:
                 padding_mask=not causal,
                 attention_mask_in_dataloader=self.model.implementation == "local",
             )
+        return cache[part]  # type: ignore[no-any-return]
+
+    def _of_vision(self, part: Part) -> ModuleInputs:
+        """The inputs of the encoder, the projector, or the embedding of the text of a vision-language model.
+
+        Neither sequence nor context parallelism shards them (`model_provider` of pretrain_vlm.py, `LLaVAModel.__init__`).
+        """
+        vision = self.model.vision
+        assert vision is not None, "the parts are those of a vision-language model"
+        cache = self.__dict__.setdefault("_parts", {})
+        if part not in cache:
+            split = Split(tensor=self.split.tensor, pipelined=self.split.pipelined)
+            images = self.micro_batch_size * vision.tiles
+            whole = replace(self, split=split, attention_mask_in_dataloader=False, userbuffers=False)
+            if part == "vision":
+                masked = vision.encoder.implementation == "local"
+                cache[part] = replace(
+                    whole, model=vision.encoder, micro_batch_size=images, sequence_length=vision.tokens, masked=masked
+                )
+            elif part == "projector":
+                cache[part] = replace(
+                    whole, model=vision.projector, micro_batch_size=images, sequence_length=vision.projected_tokens
+                )
+            else:
+                packed = self.micro_batch_size if vision.packed else 1
+                cache[part] = replace(
+                    whole, micro_batch_size=self.micro_batch_size // packed, sequence_length=vision.text_length * packed
+                )
         return cache[part]  # type: ignore[no-any-return]
 
     @property
@@ -292,7 +327,7 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         padding_recipe=job.precision.fp8.recipe if job.precision.fp8 is not None else None,
         recompute=job.recompute,
         gradient_accumulation_fusion=job.flags.gradient_accumulation_fusion,
-        attention_mask_in_dataloader=job.flags.attention_mask_in_dataloader,
+        attention_mask_in_dataloader=job.flags.attention_mask_in_dataloader and job.model.vision is None,
         deterministic=job.flags.deterministic,
         userbuffers=_in_userbuffers(job) and job.model.mla is None,
         copies_logits=is_before(job.megatron, "0.8"),
@@ -308,6 +343,6 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         delays_weight_gradients=job.flags.delay_wgrad_compute,
         copies_recomputed=is_before(job.megatron, "0.17"),
         release=behavior(job.megatron),
-        padding_mask=job.model.family != "gpt",
+        padding_mask=job.model.family in ("bert", "t5"),
         separate_graphs=job.flags.overlap_moe_expert_parallel_comm,
     )

@@ -15,6 +15,15 @@ class ModuleKind(Enum):
     WORD_EMBEDDINGS = auto()
     POSITION_EMBEDDINGS = auto()
     TOKEN_TYPE_EMBEDDINGS = auto()
+    PATCHES = auto()
+    """The convolution of a vision encoder, which makes a token of each patch."""
+    CLASS_TOKENS = auto()
+    VISION_INPUT = auto()
+    """The tokens of a vision encoder with positions, as its first layer reads them."""
+    VISION_OUTPUT = auto()
+    """The output of a vision encoder, as the projector reads it."""
+    MERGED_INPUT = auto()
+    """The embeddings of text and images in one sequence."""
     DECODER = auto()
     LAYER = auto()
     """A transformer layer, in the decoder, an encoder or multi-token prediction."""

@@ -18,8 +18,8 @@ from analyzer.units import BLOCK, ceil_div, dtype_bytes, round_up
 
 Sharding = Literal["tensor", "replicated", "expert"]
 Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
-Part = Literal["", "encoder", "decoder", "cross"]
-"""A part of a T5: encoder, decoder, or the attention between them."""
+Part = Literal["", "encoder", "decoder", "cross", "vision", "projector", "text"]
+"""A part of a T5: encoder, decoder, or the attention between them. A part of a vision-language model beside the decoder."""
 
 STREAM = "stream"
 LAYER = "."
@@ -49,6 +49,8 @@ class Parameter:
     """Tied word embedding with pp > 1: its gradient is all-reduced over the embedding group, in a separate bucket."""
     sequence_parallel: bool = False
     """Its gradient is summed over tensor-parallel ranks once per step (norm weights, row biases under SP; q/k norms always)."""
+    frozen: bool = False
+    """Not trained: it has no gradient and no optimizer states, and no buffer."""
     quantized: bool = False
     """Used in FP8 GEMMs: cast from `dtype`, or stored in FP8 with `--fp8-param-gather`."""
     pieces: int = 1
@@ -98,6 +100,8 @@ class Tensor:
     on the GPU at the peak."""
     half_saved: bool = False
     """Saved as a view of half of each row. Its copy in host memory, and the one back on the GPU, have half of its elements."""
+    for_weight: bool = False
+    """Only the gradients of the weights of its module need it. It does not exist if these are frozen (`freezing.frozen`)."""
     side_stream: bool = False
     """Allocated while a second stream is current. PyTorch's allocator uses its block again only for requests of that stream."""
 
@@ -124,6 +128,8 @@ class Collective:
     phase: Phase
     count: int = 1
     """Number of consecutive calls with this shape."""
+    for_weight: bool = False
+    """Only the gradients of the weights of its module need it."""
     dtype_without_gradients: str = ""
     """Element type in the first forward under a checkpoint, if it differs there."""
 
@@ -192,7 +198,7 @@ class Module:
     recomputed: bool = False
     """The children's saved tensors are freed after forward and computed again in backward; `saved` lists what stays allocated."""
     part: Part = ""
-    """In a T5: where the module is, which decides the tokens and keys of its kernels (`ModuleInputs.of_part`)."""
+    """Where the module is in a T5 or a vision-language model, which decides the sizes of its kernels (`ModuleInputs.of_part`)."""
     source: str = ""
     """The module of megatron-core or Transformer Engine that it models; empty for a few. Some formulas tell implementations of one
     kind apart by it."""
@@ -267,7 +273,7 @@ class Module:
 
 
 def with_part(module: Module, part: Part) -> Module:
-    """The module with its children in a part of a T5. Those that are in another part stay there."""
+    """The module with its children in a part of the model. Those that are in another part stay there."""
     if module.part:
         return module
     return replace(module, part=part, children=tuple(with_part(child, part) for child in module.children))

@@ -10,6 +10,7 @@ from analyzer.specs.inference import DynamicEngineSpec, InferenceJob, InferenceS
 from analyzer.specs.job import TrainingJob
 from analyzer.specs.model import (
     FAMILY_NAMES,
+    FROZEN_PARTS,
     Activation,
     AssumedVocabulary,
     AttentionBackend,
@@ -18,11 +19,14 @@ from analyzer.specs.model import (
     Branch,
     CrossEntropy,
     Family,
+    FrozenPart,
     HybridSpec,
     Implementation,
     LinearAttentionSpec,
     MlaSpec,
     ModelSpec,
+    VisionEncoder,
+    VisionSpec,
 )
 from analyzer.specs.moe import FlexSpec, MoeSpec
 from analyzer.specs.optimizer import OPTIMIZERS, FsdpSpec, MuonSpec, OffloadSpec, OptimizerFacts, OptimizerSpec
@@ -33,6 +37,7 @@ from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec,
 
 __all__ = [
     "FAMILY_NAMES",
+    "FROZEN_PARTS",
     "OPTIMIZERS",
     "Activation",
     "ActivationOffloadSpec",
@@ -48,6 +53,7 @@ __all__ = [
     "FlexSpec",
     "Fp8Recipe",
     "Fp8Spec",
+    "FrozenPart",
     "FsdpSpec",
     "GraphSpec",
     "HardwareSpec",
@@ -71,4 +77,6 @@ __all__ = [
     "SoftwareSpec",
     "TrainingFlags",
     "TrainingJob",
+    "VisionEncoder",
+    "VisionSpec",
 ]

@@ -1,4 +1,4 @@
-"""The model: a GPT decoder, a BERT encoder or a T5 of Megatron."""
+"""The model: a GPT decoder, a BERT encoder, a T5 or a vision-language model of Megatron."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from typing import Final, Literal
 
 from analyzer.specs.moe import MoeSpec
 
-Family = Literal["gpt", "bert", "t5"]
-"""The model class: GPTModel, BertModel or T5Model of megatron-core."""
-FAMILY_NAMES: Final[dict[Family, str]] = {"gpt": "GPT", "bert": "BERT", "t5": "T5"}
+Family = Literal["gpt", "bert", "t5", "llava", "mimo"]
+"""The model class: GPTModel, BertModel, T5Model, LLaVAModel or MimoModel of megatron-core."""
+FAMILY_NAMES: Final[dict[Family, str]] = {"gpt": "GPT", "bert": "BERT", "t5": "T5", "llava": "LLaVA", "mimo": "MIMO"}
 """The name of each family in texts."""
+VisionEncoder = Literal["clip", "siglip", "internvit", "internvit300M", "radio", "radio-g", "cradio-g", "hf_clip"]
+"""CLIPViTModel (the first four) or RADIOViTModel of megatron-core, or CLIPVisionModel of transformers."""
+FrozenPart = Literal["vision_model", "vision_projection", "language_model"]
+FROZEN_PARTS: Final[tuple[FrozenPart, ...]] = ("vision_model", "vision_projection", "language_model")
+"""The parts of a vision-language model that can be frozen, by the names of their modules."""
 Implementation = Literal["transformer_engine", "local", "legacy"]
 AttentionBackend = Literal["flash", "fused", "unfused"]
 CrossEntropy = Literal["unfused", "native", "te"]
@@ -131,6 +136,60 @@ class AssumedVocabulary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VisionSpec:
+    """The vision encoder and the projector of a vision-language model, and the images of a sample.
+
+    The sequence of the language model has the text, in which the embeddings of the images replace one token for each image.
+    """
+
+    kind: VisionEncoder
+    encoder: ModelSpec
+    """Sizes of the layers of the encoder."""
+    projector: ModelSpec
+    """Its `ffn_hidden_size` and `hidden_size` are the widths of the two layers of the projector."""
+    projector_input: int
+    """Width of what the projector reads: that of the encoder, or four times of it with `pixel_shuffle`."""
+    normed_projector: bool = True
+    """A norm is fused into the first layer of the projector."""
+    affine_projector: bool = False
+    """The projector is one linear layer."""
+    image_height: int
+    image_width: int
+    patch: int
+    """Height and width of a patch, in pixels."""
+    class_tokens: int
+    """Learned tokens before those of the patches."""
+    drops_class_tokens: bool = False
+    """The projector does not get them."""
+    pixel_shuffle: bool = False
+    """Four neighboring tokens become one of four times the width."""
+    tag_tokens: int = 0
+    """Tokens of the language model before each tile that say which one it is."""
+    tiles: int = 1
+    """Parts of the images of a sample, each of which the encoder reads as an image."""
+    text_length: int
+    """Tokens of a sample in the text, including one for each image."""
+    packed: bool = False
+    """The samples of a microbatch are one sequence (`PackedSeqParams` with the format thd)."""
+
+    @property
+    def patches(self) -> int:
+        """Patches of a tile."""
+        return (self.image_height // self.patch) * (self.image_width // self.patch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a tile in the encoder."""
+        return self.patches + self.class_tokens
+
+    @property
+    def projected_tokens(self) -> int:
+        """Tokens of a tile that the projector reads."""
+        kept = self.patches if self.drops_class_tokens else self.tokens
+        return kept // 4 if self.pixel_shuffle else kept
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model of Megatron."""
 
@@ -210,6 +269,10 @@ class ModelSpec:
     """BERT with token types and a classifier of the order of sentences (`--bert-no-binary-head` turns them off)."""
     decoder_seq_length: int | None = None
     """Tokens of a sample in the decoder of T5. The sequence length of the batch is that of its encoder."""
+    vision: VisionSpec | None = None
+    """The vision encoder and the projector of a vision-language model. All other fields are those of its language model."""
+    frozen: tuple[FrozenPart, ...] = ()
+    """Parts whose weights are not trained, in the order of `FROZEN_PARTS`."""
 
     @property
     def final_norm(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import UnsupportedError
 from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
+from analyzer.launch.coverage.script_effects import OF_SCRIPTS
 from analyzer.launch.derive.model.hybrid import is_hybrid
 from analyzer.launch.derive.reading import option
 from analyzer.specs.optimizer import OPTIMIZERS, names_of_optimizers
@@ -194,7 +195,7 @@ def assumptions_of(arguments: Arguments) -> tuple[str, ...]:
 
 def is_known(dest: str) -> bool:
     """Whether the dest is in one of the tables."""
-    return dest in MODELLED or dest in REFUSED or dest in ASSUMED or dest in NO_EFFECT
+    return dest in OF_SCRIPTS or dest in MODELLED or dest in REFUSED or dest in ASSUMED or dest in NO_EFFECT
 
 
 def is_switched(arguments: Arguments, dest: str) -> bool:

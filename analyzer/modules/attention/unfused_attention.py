@@ -220,7 +220,7 @@ def _saved_mask(shapes: Shapes) -> tuple[Tensor, ...]:
     Transformer Engine combines that of the batch with a causal one. megatron-core creates one in each forward if the batch has none
     or if there is a window (core/transformer/utils.py get_default_causal_mask).
     """
-    if softmax_is_fused(shapes) and not _masks_result(shapes):
+    if not shapes.inputs.masked or (softmax_is_fused(shapes) and not _masks_result(shapes)):
         return ()
     if shapes.model.implementation == "transformer_engine":
         # the backward of a softmax whose input is a view of the scores has its peak where it reads the mask
@@ -232,7 +232,8 @@ def forward_workspace(shapes: Shapes, context: Tensor) -> tuple[Tensor, ...]:
     """The scores, the mask and the context with its copy in [s, b, a·d], or the tensors at the cast of an fp32 softmax."""
     te = shapes.model.implementation == "transformer_engine"
     # with sinks the saved mask is a copy with another column, and replaces the first; with a window it is the first
-    mask = (attention_mask(shapes, _RECEIVED_MASK),) if te and not _keeps_mask(shapes) else ()
+    received = te and shapes.inputs.masked and not _keeps_mask(shapes)
+    mask = (attention_mask(shapes, _RECEIVED_MASK),) if received else ()
     multiplies: tuple[Tensor, ...] = (scores(shapes, "scores", sinks=True), context, replace(context, name=_OUTPUT))
     if _masks_result(shapes):
         in_dropout = (multiplies[0], scores(shapes, "softmax without padding")) if shapes.model.attention_dropout > 0 else ()

@@ -140,6 +140,14 @@ def parts_function(family: Family) -> Callable[[ModuleInputs, ChunkKind], Parts]
         from analyzer.modules.models.t5 import t5_parts
 
         return t5_parts
+    if family == "llava":
+        from analyzer.modules.models.llava import llava_parts
+
+        return llava_parts
+    if family == "mimo":
+        from analyzer.modules.models.mimo import mimo_parts
+
+        return mimo_parts
     return gpt_parts
 
 

@@ -31,6 +31,8 @@ ROOTS: Final[dict[Family, tuple[str, str]]] = {
     "gpt": ("gpt_model", "megatron.core.models.gpt.GPTModel"),
     "bert": ("bert_model", "megatron.core.models.bert.BertModel"),
     "t5": ("t5_model", "megatron.core.models.T5.T5Model"),
+    "llava": ("llava_model", "megatron.core.models.multimodal.llava_model.LLaVAModel"),
+    "mimo": ("mimo_model", "megatron.core.models.mimo.MimoModel"),
 }
 """Name of the root of a chunk, and its class."""
 

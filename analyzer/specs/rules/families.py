@@ -15,7 +15,9 @@ def family_violations(job: TrainingJob) -> Iterator[Violation]:
     if model.family == "gpt":
         return
     name = FAMILY_NAMES[model.family]
-    if parallel.context > 1:
+    if model.vision is not None:
+        yield from _vision_violations(job)
+    elif parallel.context > 1:
         yield Violation(("context_parallel_size",), f"the script of {name} does not split its batch over ranks", "use 1")
     if model.family == "t5":
         yield from _t5_violations(job)
@@ -36,3 +38,10 @@ def _t5_violations(job: TrainingJob) -> Iterator[Violation]:
         # `CheckpointFunction.forward` saves its arguments, and the mask of cross-attention is a tuple
         fault = "cannot checkpoint the attention of Transformer Engine in T5, whose mask is a pair of tensors"
         yield Violation(("recompute_granularity",), fault, "use --transformer-impl local, or leave it out")
+
+
+def _vision_violations(job: TrainingJob) -> Iterator[Violation]:
+    parallel = job.parallel
+    if parallel.context > 1 and parallel.pipeline > 1:
+        fault = "pretrain_vlm.py cannot split sequences over ranks and have pipeline stages at the same time"
+        yield Violation(("context_parallel_size", "pipeline_model_parallel_size"), fault, "use 1 for one of them")

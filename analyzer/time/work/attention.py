@@ -46,6 +46,10 @@ def attended_pairs(model: ModelSpec, *, queries: int, keys: int, causal_mask: bo
     return share * min(windowed, causal) + (1 - share) * causal
 
 
+def _is_causal(context: WorkContext) -> bool:
+    return context.inputs.masked and not context.inputs.padding_mask
+
+
 def _head_dims(model: ModelSpec) -> tuple[int, int]:
     """Elements of a query head and of a value head."""
     if model.mla is not None:
@@ -70,7 +74,7 @@ def _fused(context: WorkContext) -> Work:
             heads=_heads(context),
             queries=shapes.s,
             keys=keys,
-            pairs=attended_pairs(model, queries=shapes.s, keys=keys, causal_mask=not context.inputs.padding_mask),
+            pairs=attended_pairs(model, queries=shapes.s, keys=keys, causal_mask=_is_causal(context)),
             head_dim=width,
             value_dim=value,
             backend=backend,  # type: ignore[arg-type]
@@ -88,7 +92,8 @@ def _unfused(context: WorkContext) -> Work:
     width, value = _head_dims(model)
     queries, keys, batch = shapes.s, context.inputs.keys, shapes.b * _heads(context)
     scores = batch * queries * keys
-    mask = 40.0 * queries * keys if model.implementation == "transformer_engine" else 0.0
+    made = model.implementation == "transformer_engine" and context.inputs.masked
+    mask = 40.0 * queries * keys if made else 0.0
     dropout = 0.0 if model.attention_dropout == 0 else 5.0
 
     def gemm(name: str, m: int, n: int, k: int) -> Gemm:

@@ -1,4 +1,4 @@
-"""What the training scripts of BERT and T5 read otherwise than that of GPT, and the options that are not modelled for them.
+"""What the training scripts of BERT, T5 and vision-language models read otherwise than that of GPT, and the options that are not modelled for them.
 
 Sources: pretrain_bert.py, pretrain_t5.py, and `validate_args` of megatron/training/arguments.py (0.16.1).
 """
@@ -17,6 +17,8 @@ from analyzer.specs import FAMILY_NAMES, Family, Implementation, ModelSpec
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.launch_input import LaunchInput
+    from analyzer.launch.derive.model.shape import Shape
+    from analyzer.specs import ParallelSpec
 
 _LEAVE_OUT: Final = "leave it out to analyze the launch without it"
 _NOT_MODELLED: Final = (
@@ -27,7 +29,16 @@ _NOT_MODELLED: Final = (
     "tp_comm_overlap", "defer_embedding_wgrad_compute", "fp32_residual_connection", "swiglu", "squared_relu", "quick_geglu",
     "group_query_attention", "qk_layernorm", "use_legacy_models", "apply_residual_connection_post_layernorm",
 )  # fmt: skip
-"""Dests that these models would need formulas or comparisons of their own for."""
+"""Dests that BERT and T5 would need formulas or comparisons of their own for."""
+_NOT_MODELLED_WITH_IMAGES: Final = tuple(
+    dest
+    for dest in _NOT_MODELLED
+    if dest not in ("swiglu", "squared_relu", "quick_geglu", "group_query_attention", "qk_layernorm")
+) + ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", "experimental_attention_variant",
+     "attention_output_gate", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+     "pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+     "optimizer_cpu_offload", "delay_wgrad_compute", "spec", "distribute_saved_activations")  # fmt: skip
+"""The same for vision-language models."""
 
 
 def _script_layers(arguments: Arguments) -> Implementation:
@@ -79,6 +90,18 @@ def _t5(launch: LaunchInput, model: ModelSpec) -> ModelSpec:
     return replace(model, decoder_seq_length=required(arguments, "decoder_seq_length", "128"))
 
 
+def _llava_shape(launch: LaunchInput, shape: Shape, parallel: ParallelSpec) -> Shape:
+    from analyzer.launch.derive.model.vision import vlm_shape
+
+    return vlm_shape(launch, shape, parallel)
+
+
+def _llava(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, length: int) -> ModelSpec:
+    from analyzer.launch.derive.model.vision import vlm_model
+
+    return vlm_model(launch, model, parallel, length=length)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
     """What differs between the training scripts."""
@@ -87,8 +110,15 @@ class ScriptFacts:
     """The default of `--tokenizer-type`."""
     implementation: Callable[[Arguments], Implementation] | None
     """The layers; None for those of `derive.model.gpt`."""
-    complete: Callable[[LaunchInput, ModelSpec], ModelSpec]
-    """Adds the fields of the family to the model of the common options. Raises for what the family does not support."""
+    complete: Callable[[LaunchInput, ModelSpec, ParallelSpec, int], ModelSpec]
+    """Adds the fields of the family to the model of the common options, from its layout and the length of a sequence.
+
+    Raises for what the family does not support.
+    """
+    shape: Callable[[LaunchInput, Shape, ParallelSpec], Shape] = lambda _, shape, __: shape
+    """The sizes that the script derives from those of the options."""
+    not_modelled: tuple[str, ...] = _NOT_MODELLED
+    layer_norm_only: bool = True
     first_release: str = "0.3"
     """The first release that is modelled. Ranks of their own for the encoder of T5, before 0.14, are refused as options."""
     local_attention: bool = False
@@ -97,15 +127,29 @@ class ScriptFacts:
 
 _WORD_PIECES: Final = "BertWordPieceLowerCase"
 _FACTS: Final[dict[Family, ScriptFacts]] = {
-    "gpt": ScriptFacts(tokenizer="GPT2BPETokenizer", implementation=None, complete=lambda _, model: model),
+    "gpt": ScriptFacts(tokenizer="GPT2BPETokenizer", implementation=None, complete=lambda _, model, __, ___: model),
     "bert": ScriptFacts(
         tokenizer=_WORD_PIECES,
         implementation=_script_layers,
-        complete=_bert,
+        complete=lambda launch, model, _, __: _bert(launch, model),
         first_release="0.8",
         local_attention=True,
     ),
-    "t5": ScriptFacts(tokenizer=_WORD_PIECES, implementation=_chosen_layers, complete=_t5, first_release="0.12"),
+    "t5": ScriptFacts(
+        tokenizer=_WORD_PIECES,
+        implementation=_chosen_layers,
+        complete=lambda launch, model, _, __: _t5(launch, model),
+        first_release="0.12",
+    ),
+    "llava": ScriptFacts(
+        tokenizer="GPT2BPETokenizer",
+        implementation=_chosen_layers,
+        complete=_llava,
+        shape=_llava_shape,
+        not_modelled=_NOT_MODELLED_WITH_IMAGES,
+        layer_norm_only=False,
+        first_release="0.12",
+    ),
 }
 
 
@@ -124,18 +168,24 @@ def check_family(launch: LaunchInput) -> None:
     if not since(arguments, facts.first_release):
         remedy = f"use --info-megatron {facts.first_release} or a later release"
         raise UnsupportedError(title, f"is not modelled for Megatron-LM {arguments.release}", remedy)
-    for dest in _NOT_MODELLED:
+    for dest in facts.not_modelled:
         if dest in arguments.given and arguments.get(dest) not in (None, False, 0):
             raise UnsupportedError(option(arguments, dest), f"is not modelled for {title}", _LEAVE_OUT)
     if arguments.get("cuda_graph_impl") not in (None, "none"):
         raise UnsupportedError(option(arguments, "cuda_graph_impl"), f"is not modelled for {title}", _LEAVE_OUT)
-    if text(arguments, "normalization", "LayerNorm") != "LayerNorm":
+    if facts.layer_norm_only and text(arguments, "normalization", "LayerNorm") != "LayerNorm":
         raise UnsupportedError(option(arguments, "normalization"), f"{title} is modelled with LayerNorm only", "use LayerNorm")
 
 
-def complete_family(launch: LaunchInput, model: ModelSpec) -> ModelSpec:
-    """The model with the fields of its family."""
-    return replace(facts_of(launch.arguments).complete(launch, model), family=family_of(launch.arguments.entry))
+def shape_of_family(launch: LaunchInput, shape: Shape, parallel: ParallelSpec) -> Shape:
+    """The sizes that the training script derives from those of the options."""
+    return facts_of(launch.arguments).shape(launch, shape, parallel)
+
+
+def complete_family(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, *, seq_length: int) -> ModelSpec:
+    """The model with the fields of its family. `seq_length`: of `shape_of_family`."""
+    completed = facts_of(launch.arguments).complete(launch, model, parallel, seq_length)
+    return replace(completed, family=family_of(launch.arguments.entry))
 
 
 def local_attention(arguments: Arguments) -> bool:

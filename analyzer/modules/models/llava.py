@@ -1,0 +1,189 @@
+"""The modules of a vision-language model: a vision encoder, a projector, and a GPT that reads text and images.
+
+Sources: core/models/multimodal/llava_model.py (0.16.1), and `get_batch` and `model_provider` of pretrain_vlm.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from analyzer.modules.embedding import embedding
+from analyzer.modules.head import cross_entropy, output_layer
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.layer import LayerKind, ModuleRuns, layer_runs
+from analyzer.modules.models.parts import CACHED_ENDS, Parts, Stack, cached_final_norm
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import MODEL_PATH, STREAM, Module, Tensor, with_part
+from analyzer.modules.vision import IMAGES, encoder_input, encoder_output, of_images, projector
+from analyzer.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from analyzer.modules.inputs import ModuleInputs
+    from analyzer.modules.models.parts import ChunkKind
+    from analyzer.specs import VisionSpec
+
+LANGUAGE: Final = "language_model"
+INTEGERS: Final = "integer fields of the batch"
+"""Name of the tensor of which tokens, positions and labels are views (`broadcast_data`, core/tensor_parallel/data.py)."""
+_FIELDS: Final = 3
+_MERGED: Final = "merged input"
+
+
+def vision_of(inputs: ModuleInputs) -> VisionSpec:
+    """The vision encoder and the projector of a vision-language model."""
+    vision = inputs.model.vision
+    assert vision is not None, "a vision-language model has an encoder"
+    return vision
+
+
+def llava_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
+    """The modules of a chunk. The encoder and the projector are on the first stage, and every stage has the complete batch."""
+    first, last = kind.pre_process, kind.post_process
+    layers = layer_runs(inputs, kind.layers, received=not first)
+    norm = ((cached_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
+    decoder = Stack(f"{LANGUAGE}.decoder", (*(_sharing(layers) if first else layers), *norm))
+    batch = _batch(inputs.of_ends, first, last)
+    return (
+        batch,
+        *(_images(inputs) if first else ()),
+        *(_text(inputs.of_ends) if first else ()),
+        decoder,
+        *(_head(inputs.of_ends) if last else ()),
+    )
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _batch(inputs: ModuleInputs, first: bool, last: bool) -> Module:
+    """The fields of a microbatch, which `forward_step` references until the forward returns.
+
+    The first stage converts the pixels and the loss mask to the precision of the model (`Float16Module.forward`).
+    """
+    shapes, text, vision = Shapes(inputs), Shapes(inputs.of_part("text")), vision_of(inputs)
+    tokens, images = text.b * text.s, shapes.b * vision.tiles
+    pixels = of_images(vision, images, "pixels", "fp32")
+    floats = Tensor(name="pixels and loss mask", shape=(pixels.bytes // 4 + tokens,), dtype="fp32", formula="4·(3·H·W·n + s·b)")
+    integers = Tensor(name=INTEGERS, shape=(_FIELDS * tokens,), dtype="int64", formula="24·s·b")
+    learned = shapes.model.position_embedding == "learned_absolute"
+    held = [floats, *(() if first and learned else (integers,))]
+    if first and inputs.dtype != "fp32" and "vision_model" in inputs.model.frozen:
+        held.append(replace(of_images(vision, images, IMAGES, inputs.dtype), made_in=""))
+    if last:
+        held += [
+            Tensor(name="labels of the merged sequence", shape=(shapes.b, inputs.sequence_length), dtype="int64", formula="8·s·b"),
+            Tensor(name="loss mask of the merged sequence", shape=(shapes.b, inputs.sequence_length), dtype="fp32", formula="4·s·b"),
+        ]
+    return Module(
+        name="batch", kind=ModuleKind.BATCH, function=True, forward_held=tuple(held), source="pretrain_vlm.py get_batch"
+    )
+
+
+def _images(inputs: ModuleInputs) -> Parts:
+    """The encoder and the projector."""
+    vision, encoder = vision_of(inputs), inputs.of_part("vision")
+    layers = layer_runs(encoder, ((LayerKind(), vision.encoder.num_layers),))
+    return (
+        *encoder_input(vision, encoder.of_ends),
+        Stack("vision_model.decoder", tuple((_in_encoder(module), times) for module, times in layers)),
+        *encoder_output(vision, encoder.of_ends),
+        projector(vision, inputs.of_part("projector").of_ends),
+    )
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _in_encoder(layer: Module) -> Module:
+    return with_part(layer, "vision")
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _text(inputs: ModuleInputs) -> tuple[Module, ...]:
+    """The lookup of the text, and its sequence with the embeddings of the images."""
+    vision, text = vision_of(inputs), Shapes(inputs.of_part("text"))
+    found = embedding(text)
+    integers = Tensor(
+        name=INTEGERS, shape=(_FIELDS * text.b * text.s,), dtype="int64", formula="24·s·b", made_in=MODEL_PATH
+    )
+    children = tuple(
+        replace(child, saved=(integers,)) if child.kind is ModuleKind.POSITION_EMBEDDINGS else child for child in found.children
+    )
+    looked_up = replace(found, name=f"{LANGUAGE}.embedding", children=children)
+    return with_part(looked_up, "text"), _merged(inputs, vision, text)
+
+
+def _merged(inputs: ModuleInputs, vision: VisionSpec, text: Shapes) -> Module:
+    """The merged sequence (`LLaVAModel._preprocess_data`), of which a rank takes its part.
+
+    Embeddings are written at indices, which autograd saves: two for each token of the text in the text and in the sequence, and two
+    for each token of an image. `forward` references the embeddings of text and images until it returns. The part of a
+    tensor-parallel rank is a view of all tokens.
+    """
+    shapes = Shapes(replace(inputs, split=replace(inputs.split, sequence_parallel=False)))
+    whole = Shapes(replace(shapes.inputs, split=replace(shapes.split, context=1)))
+    words = text.s * text.b - shapes.b
+    rows = shapes.b * vision.tiles * vision.projected_tokens
+
+    def embedded(name: str, tokens: int) -> Tensor:
+        size = f"{DTYPE_BYTES[shapes.dtype]}·s·b·h"
+        return Tensor(name=name, shape=(tokens, shapes.model.hidden_size), dtype=shapes.dtype, formula=size)
+
+    def indices(name: str, columns: int, tokens: int) -> Tensor:
+        shape = (tokens, columns) if columns > 1 else (tokens,)
+        return Tensor(name=name, shape=shape, dtype="int64", formula="8 bytes for each index", made_in=MODEL_PATH)
+
+    zeros, merged = whole.hidden("sequence by sample"), shapes.hidden(_MERGED, made_in=MODEL_PATH)
+    texts, images = embedded("embeddings of the text", text.s * text.b), embedded("embeddings of the images", rows)
+    return Module(
+        name="merged",
+        kind=ModuleKind.MERGED_INPUT,
+        function=True,
+        saved=(
+            merged,
+            indices("indices of the text", 2, words),
+            indices("positions of the text", 1, words),
+            indices("positions of the images", 2, rows),
+        ),
+        forward_held=(texts, images),
+        forward_workspace=(zeros,),
+        backward_workspace=(
+            whole.hidden("gradient by sample"),
+            whole.hidden("gradient without images"),
+            replace(images, name="gradient of the images"),
+        ),
+        source="LLaVAModel._preprocess_data",
+    )
+
+
+def _sharing(layers: ModuleRuns) -> ModuleRuns:
+    """The layers, of which the first one reads the merged sequence that is stored already."""
+    if not layers:
+        return layers
+    (module, times), *rest = layers
+    following = ((module, times - 1),) if times > 1 else ()
+    return ((_first(module), 1), *following, *rest)
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _first(layer: Module) -> Module:
+    """The layer with the input that the chunk stores."""
+    saved = tuple(replace(each, shares=_MERGED) if _is_input(each) else each for each in layer.saved)
+    if saved != layer.saved or not layer.children:
+        return replace(layer, saved=saved)
+    return replace(layer, children=(_first(layer.children[0]), *layer.children[1:]))
+
+
+def _is_input(tensor: Tensor) -> bool:
+    return tensor.made_in == STREAM and not tensor.shares
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _head(inputs: ModuleInputs) -> tuple[Module, ...]:
+    """The output layer, which has a weight of its own unless embeddings are tied, and the loss."""
+    shapes = Shapes(inputs)
+    norm = f"{LANGUAGE}.decoder.{shapes.model.final_norm}"
+    output = output_layer(shapes, owns_weight=True, shared=False, input_made_in=f"{MODEL_PATH}{norm}")
+    return (
+        replace(output, name=f"{LANGUAGE}.output_layer"),
+        cross_entropy(shapes, logits_made_in=f"{LANGUAGE}.output_layer"),
+    )
+
