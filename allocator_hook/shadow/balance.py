@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,18 @@ DEFAULT_MULTIPLE = 32
 """The multiple to which Transformer Engine pads rows on a GPU with FP4 outside of FP8 and FP4. That of FP4 is larger."""
 
 
+@dataclass(frozen=True)
+class ImagePlaces:
+    """The first token of each sample is that of its image."""
+
+    token: int
+    """The number that stands for an image."""
+    share: float
+    """Of the tokens of the text."""
+    number: int
+    """Images in a microbatch."""
+
+
 class Means:
     """The known means of tensor elements. Tensors that share a storage share the mean."""
 
@@ -29,6 +42,8 @@ class Means:
         self._padded: set[int] = set()
         self.multiple = 1
         """Rows of each expert are padded to this multiple for FP8; numbers of tokens then differ by half of it, see `spread`."""
+        self.images: ImagePlaces | None = None
+        """Where the images of a vision-language model are; None for other models."""
         self.padded_on_arrival = True
         """Whether the experts or the flex dispatcher pad them; otherwise the map of the router is padded."""
 
@@ -60,7 +75,7 @@ class Means:
 
     def propagate(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Set the mean of the result of an operation, if there is a rule for it."""
-        rule = _RULES.get(func)
+        rule = _RULES.get(func) or (_OF_IMAGES.get(func) if self.images is not None else None)
         if rule is not None and isinstance(result, torch.Tensor) and result.is_meta:
             self.put(result, rule(self, args, kwargs or {}, result), padded=func in _KEEP_PADDING and self._is_padded(args[0]))
 
@@ -164,15 +179,24 @@ def _index_put(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> fl
     before, put = means.of(target), means.of(values)
     if before is None or put is None or any(accumulate) or kwargs.get("accumulate") or not target.numel():
         return None
+    if len(args[1]) == 1 and args[1][0].dtype is torch.bool:
+        selected = means.of(args[1][0])
+        return None if selected is None else before * (1 - selected) + put * selected
     written = max((index.numel() for index in args[1] if index is not None), default=values.numel())
     share = max(written, values.numel()) / target.numel()
     return before * (1 - share) + put * share
 
 
 def _differs(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
-    """`indices != -1`: the mean of an index tensor with -1 for no choice is the share of its other elements."""
+    """`indices != -1`: the mean of an index tensor with -1 for no choice is the share of its other elements.
+
+    `mask != True`: the share of the elements that are not in the mask.
+    """
     del kwargs, result
-    return means.of(args[0]) if args[1] == -1 else None
+    mean = means.of(args[0])
+    if args[1] is True:
+        return None if mean is None else 1 - mean
+    return mean if args[1] == -1 else None
 
 
 def _scalar(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float:
@@ -209,5 +233,46 @@ _RULES: dict[Any, Callable[..., float | None]] = {
     aten.mul.Tensor: _multiply,
 }
 """Rules for the operations between the router and a value on the host. Views share the storage and need no rule."""
+
+
+def _is_image(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    del kwargs, result
+    return means.images.share if means.images is not None and args[1] == means.images.token else None
+
+
+def _is_in_sequence(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    """`places >= 0`, of the places before those of the tokens: images are at the begin of their samples, the text follows."""
+    del kwargs, result
+    return None if means.images is None or args[1] != 0 else float(args[0].numel() > means.images.number)
+
+
+def _add(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    del kwargs, result
+    left, right = means.of(args[0]), means.of(args[1])
+    return None if left is None or right is None else left + right
+
+
+def _subtract(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    del kwargs, result
+    left, right = means.of(args[0]), means.of(args[1])
+    return None if left is None or right is None else left - right
+
+
+def _filled(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float:
+    del means, kwargs, result
+    return float(args[1])
+
+
+_OF_IMAGES: dict[Any, Callable[..., float | None]] = {
+    aten.full.default: _filled,
+    aten.ge.Tensor: _constant(0.0),  # places of padding: there is none
+    aten.ones.default: _constant(1.0),
+    aten.eq.Scalar: _is_image,
+    aten.ge.Scalar: _is_in_sequence,
+    aten.add.Tensor: _add,
+    aten.sub.Tensor: _subtract,
+    aten.max.default: _same,
+}
+"""The same between the tokens of a vision-language model and the lengths of its sequences, which are equal."""
 _KEEP_PADDING = frozenset({rule for rule in _RULES if _RULES[rule] in (_same, _sum)})
 """Operations whose results are numbers of padded rows if their first arguments are."""

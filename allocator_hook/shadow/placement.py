@@ -147,6 +147,15 @@ def _isfinite(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def _tensor(data: Any, **kwargs: Any) -> torch.Tensor:
+    """`torch.tensor` of a list of numbers on the GPU, such as the tiles of each sample."""
+    result = torch.tensor(data, **kwargs)
+    if result.is_meta and isinstance(data, list) and data and all(isinstance(each, torch.Tensor) for each in data):
+        known = [means.of(each) for each in data]
+        means.put(result, None if None in known else sum(filter(None, known)) / len(known))
+    return result
+
+
 _BACKWARD: Final = frozenset({torch.autograd.backward, torch.Tensor.backward})
 _REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.device: _named_by_number,
@@ -158,6 +167,7 @@ _REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.get_device: _get_device,
     torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch.isfinite: _isfinite,
+    torch.tensor: _tensor,
     torch.nn.functional.dropout: _dropout,
     torch.dropout: _dropout,
     torch.nn.functional.softmax: _softmax,

@@ -162,6 +162,8 @@ class Recorder(TorchDispatchMode):
             return self._masked_select(*args)
         if func is aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype is torch.bool and args[0].is_meta:
             return self._masked_select(args[0], args[1][0])
+        if func is aten.nonzero.default and args[0].is_meta:
+            return self._nonzero(args[0])
         if func is aten.repeat_interleave.Tensor and args[0].is_meta:
             return self._repeated(args[0])
         return _NOT_HANDLED
@@ -170,10 +172,16 @@ class Recorder(TorchDispatchMode):
         count = _known(self.means.selected(mask))
         indices = torch.empty((count, mask.dim()), dtype=torch.int64, device="meta")  # the temporary result of torch.nonzero
         self._track_all(indices)
-        result = torch.empty((count,), dtype=tensor.dtype, device="meta")
+        result = torch.empty((count, *tensor.shape[mask.dim() :]), dtype=tensor.dtype, device="meta")
         self._track_all(result)
         del indices
         return result
+
+    def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:
+        """The indices of the elements that a mask selects. On a GPU they are in the order of the dimensions, transposed."""
+        result = torch.empty((mask.dim(), _known(self.means.selected(mask))), dtype=torch.int64, device="meta")
+        self._track_all(result)
+        return result.t()
 
     def _repeated(self, repeats: torch.Tensor) -> torch.Tensor:
         """The indices that `torch.repeat_interleave` selects. It first allocates the sums of `repeats`."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from allocator_hook.shadow import sharding
-from allocator_hook.shadow.balance import Means, equal_parts, padded
+from allocator_hook.shadow.balance import ImagePlaces, Means, equal_parts, padded
 from allocator_hook.shadow.facade import fake_cuda
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.jit import FakeCompiler
@@ -28,6 +28,7 @@ from allocator_hook.shadow.stand_ins import cuda_graphs, linear_attention
 from allocator_hook.shadow.stand_ins.received_shapes import received_shapes
 from allocator_hook.step.collectives import CollectiveHooks
 from allocator_hook.step.environment import variables
+from allocator_hook.step.families.llava import IMAGE_TOKEN
 from allocator_hook.step.labels import write_labels
 from allocator_hook.step.marks import Marks
 from allocator_hook.step.patching import Patch, Patches
@@ -99,6 +100,7 @@ class Session:
             recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.job), each_stream=graphed)
             marks = Marks(writer)
             recorder.means.multiple, recorder.means.padded_on_arrival = _padding(self.job)
+            recorder.means.images = _images(self.job)
             received = received_shapes(self.job)
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means), *received]))
             stack.enter_context(Patches([*_shared_storage(recorder), *_random_states(self.job)]))
@@ -172,6 +174,13 @@ def _padding(job: TrainingJob) -> tuple[int, bool]:
     if moe is None or fp8 is None or moe.pad_to_capacity:
         return 1, True
     return Routing(shapes_of(job)).padded_to, moe.flex is not None or not moe.pad_for_quantization
+
+
+def _images(job: TrainingJob) -> ImagePlaces | None:
+    vision = job.model.vision
+    if vision is None:
+        return None
+    return ImagePlaces(token=IMAGE_TOKEN, share=1 / vision.text_length, number=job.batch.micro_batch_size)
 
 
 def _router_padding(means: Means) -> Iterator[Patch]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from allocator_hook.step.families.bert import bert_forward
+from allocator_hook.step.families.llava import llava_forward
 from allocator_hook.step.families.t5 import t5_forward
 from allocator_hook.step.losses import loss_function
 from allocator_hook.step.versions import accepted_by, known_to
@@ -88,7 +89,11 @@ def on_gpu(job: TrainingJob, *, device: str = "cuda") -> dict[str, torch.Tensor 
     }
 
 
-_FORWARDS: Final[dict[Family, Callable[[TrainingJob, Any], tuple[Any, Any]]]] = {"bert": bert_forward, "t5": t5_forward}
+_FORWARDS: Final[dict[Family, Callable[[TrainingJob, Any], tuple[Any, Any]]]] = {
+    "bert": bert_forward,
+    "t5": t5_forward,
+    "llava": llava_forward,
+}
 """The forward steps of the scripts other than pretrain_gpt.py."""
 
 

@@ -11,6 +11,7 @@ import torch
 
 from allocator_hook.step.config import starts_from_meta
 from allocator_hook.step.families.bert import bert_module
+from allocator_hook.step.families.llava import llava_module
 from allocator_hook.step.families.t5 import t5_module
 from allocator_hook.step.hybrid import hybrid_model
 from allocator_hook.step.muon import buffer_layout
@@ -127,7 +128,12 @@ def _gpt_module(job: TrainingJob, config: Any, *, pre_process: bool, post_proces
     )
 
 
-_BUILDERS: Final[dict[Family, Callable[..., Any]]] = {"gpt": _gpt_module, "bert": bert_module, "t5": t5_module}
+_BUILDERS: Final[dict[Family, Callable[..., Any]]] = {
+    "gpt": _gpt_module,
+    "bert": bert_module,
+    "t5": t5_module,
+    "llava": llava_module,
+}
 
 
 def _at_end(query: Any, stage: dict[str, Any]) -> bool:

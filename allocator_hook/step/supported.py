@@ -18,7 +18,11 @@ READ: Final[dict[str, frozenset[str]]] = {
         "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "
         "linear_attention output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
-        "fused_squared_relu family binary_head decoder_seq_length".split()
+        "fused_squared_relu family binary_head decoder_seq_length vision frozen".split()
+    ),
+    "VisionSpec": frozenset(
+        "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
+        "tiles text_length packed".split()
     ),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(

@@ -126,11 +126,11 @@ def parameters_by_buffer(job: TrainingJob, tree: Module) -> tuple[tuple[Paramete
 
 
 def _by_kind(job: TrainingJob, runs: Sequence[ParameterRun]) -> list[tuple[_Kind, list[ParameterRun]]]:
-    """Runs of parameters by buffer, those of dense parameters first."""
+    """Runs of trained parameters by buffer, those of dense parameters first."""
     kinds: dict[_Kind, list[ParameterRun]] = {}
     for run in runs:
         of_run: dict[_Kind, list[Parameter]] = {}
-        for parameter in run.parameters:
+        for parameter in (each for each in run.parameters if not each.frozen):
             of_run.setdefault(_kind(job, parameter), []).append(parameter)
         for kind, parameters in of_run.items():
             kinds.setdefault(kind, []).append(ParameterRun(tuple(parameters), run.times))

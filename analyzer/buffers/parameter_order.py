@@ -39,6 +39,15 @@ def numel_of(tree: Module) -> int:
     return tree.derived(_numel)
 
 
+def trained_numel(tree: Module) -> int:
+    """Elements of the parameters of a chunk that are trained, cached per tree."""
+    return tree.derived(_trained_numel)
+
+
+def _trained_numel(tree: Module) -> int:
+    return sum_of_parameters(tree, lambda parameter: 0 if parameter.frozen else parameter.numel)
+
+
 def _numel(tree: Module) -> int:
     return sum_of_parameters(tree, lambda parameter: parameter.numel)
 
@@ -61,13 +70,30 @@ def _run_modules(module: Module) -> Iterator[Module]:
     """Modules with one run each. The model and the decoder are split into their children."""
     yield module
     if module.kind in _SPLIT:
-        for child in sorted(module.children, key=_is_created_last):
+        for child in sorted(module.children, key=_place_in_model):
             yield from _run_modules(child)
 
 
-def _is_created_last(module: Module) -> bool:
-    """The pooler of BERT runs before the other heads, and is created after them (`BertModel.__init__`)."""
-    return any(child.kind is ModuleKind.POOLER for child in module.children)
+def _place_in_model(module: Module) -> int:
+    """Parts that are created in another order than they run.
+
+    The pooler of BERT runs before the other heads, and is created after them (`BertModel.__init__`). A vision-language model
+    creates the language model, then the encoder and the projector (`LLaVAModel.__init__`, `CLIPViTModel.__init__`).
+    """
+    if any(child.kind is ModuleKind.POOLER for child in module.children):
+        return 1
+    if module.part == "vision":
+        return _IN_ENCODER.get(module.kind, 2)
+    return len(_IN_ENCODER) + 3 if module.part == "projector" else 0
+
+
+_IN_ENCODER: Final = {
+    ModuleKind.CLASS_TOKENS: 1,
+    ModuleKind.PATCHES: 3,
+    ModuleKind.POSITION_EMBEDDINGS: 4,
+    ModuleKind.DECODER: 5,
+}
+"""The order of the parts of a vision encoder. Norms are after the class tokens."""
 
 
 def _creation_order(module: Module) -> tuple[Parameter, ...]:

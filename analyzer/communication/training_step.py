@@ -107,7 +107,7 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
 
 
 def _replicated_numel(tree: Module) -> int:
-    return sum_of_parameters(tree, lambda parameter: parameter.numel if parameter.sequence_parallel else 0)
+    return sum_of_parameters(tree, lambda parameter: parameter.numel if parameter.sequence_parallel and not parameter.frozen else 0)
 
 
 def _shared_embeddings(tree: Module) -> list[Parameter]:

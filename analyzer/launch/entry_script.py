@@ -1,7 +1,7 @@
 """The training script, which is between torchrun's options and Megatron's: which model it trains.
 
-Megatron's own scripts train a GPT, BERT, T5 or a vision-language model. Any other script is assumed to train a GPT, unless its name or its options show
-another model.
+Megatron's own scripts train a GPT, BERT, T5 or a vision-language model. Any other script is assumed to train a GPT, unless its name
+or its options show another model.
 """
 
 from __future__ import annotations

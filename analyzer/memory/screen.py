@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from analyzer.buffers.parameter_order import sum_of_parameters
+from analyzer.buffers.parameter_order import sum_of_parameters, trained_numel
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.layout.stages import layers_of_stages, mtp_stage
 from analyzer.memory.allocator.replay import is_replayed
@@ -193,9 +193,11 @@ def _chunk(inputs: ModuleInputs, kind: ChunkKind, received: Tensor) -> _Chunk | 
 
 
 def parameter_figures(module: Module) -> tuple[int, int, int]:
-    """Elements of all parameters except experts, elements of experts, and bytes of both."""
-    experts = sum_of_parameters(module, lambda parameter: parameter.numel if parameter.sharding == "expert" else 0)
-    every = sum_of_parameters(module, lambda parameter: parameter.numel)
+    """Elements of all trained parameters except experts, elements of trained experts, and bytes of all parameters."""
+    experts = sum_of_parameters(
+        module, lambda parameter: parameter.numel if parameter.sharding == "expert" and not parameter.frozen else 0
+    )
+    every = trained_numel(module)
     size = sum_of_parameters(module, lambda parameter: int(DTYPE_BYTES[parameter.dtype]) * parameter.numel)
     return every - experts, experts, size
 

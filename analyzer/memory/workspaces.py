@@ -278,6 +278,8 @@ def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dt
     """The cached dummy gradients of a module and its children. `vocabulary` is the shape of an output layer's weight."""
     weights: dict[tuple[tuple[int, ...], str], set[ModuleKind]] = {}
     for module in tree.derived(_modules_with_fused_gradients):
+        if module.parameters and all(each.frozen for each in module.parameters):
+            continue
         if module.kind is ModuleKind.OUTPUT_LAYER:
             if cached.output_layer:
                 weights.setdefault((vocabulary, vocabulary_dtype), set()).add(module.kind)

@@ -16,7 +16,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Parameter, Tensor
+from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Parameter, Tensor, for_weight
 
 OF_OUTPUT_LAYER: Final = "weight gradient of the output layer"
 """The gradient of a tied embedding, from its part of the output layer on."""
@@ -58,7 +58,7 @@ def output_layer(
         name="output_layer",
         kind=ModuleKind.OUTPUT_LAYER,
         parameters=(*weight, *((_bias(shapes),) if biased else ())),
-        saved=(shapes.hidden("input", made_in=input_made_in or f"decoder.{model.final_norm}", shares=input_shares),),
+        saved=for_weight((shapes.hidden("input", made_in=input_made_in or f"decoder.{model.final_norm}", shares=input_shares),)),
         forward_workspace=(
             *((output,) if overwritten else ()),
             *((replace(output, name="logits without bias"),) if biased else ()),
@@ -86,7 +86,7 @@ def _weight_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
 
     A cached placeholder is counted by `memory.workspaces`.
     """
-    return () if _returns_cached(shapes) else (_like_weight(shapes, "weight gradient"),)
+    return () if _returns_cached(shapes) else for_weight((_like_weight(shapes, "weight gradient"),))
 
 
 def _returns_cached(shapes: Shapes) -> bool:

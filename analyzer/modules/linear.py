@@ -19,7 +19,7 @@ from analyzer.modules.quantized import (
     saves_original_input,
 )
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Parameter, Tensor, largest
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor, for_weight, largest
 
 
 def weight_gradient(shapes: Shapes, shape: tuple[int, int], *, cached: bool | None = None) -> tuple[Tensor, ...]:
@@ -30,7 +30,7 @@ def weight_gradient(shapes: Shapes, shape: tuple[int, int], *, cached: bool | No
     """
     if shapes.inputs.gradient_accumulation_fusion and (shapes.inputs.cached_dummies.layers if cached is None else cached):
         return ()
-    return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="size of the weight"),)
+    return (Tensor(name="weight gradient", shape=shape, dtype=shapes.dtype, formula="size of the weight", for_weight=True),)
 
 
 def at_weight_gradient(
@@ -48,7 +48,7 @@ def at_weight_gradient(
     `gradients`: `weight_gradient`. `after`: what a fused norm allocates when the GEMM has freed its inputs. The other arguments are
     those of `backward_input`. Gathered rows of blocks are freed when they have been transposed, before the gradient is allocated.
     """
-    inputs = backward_input(shapes, read, gathered=gathered, original=original, in_buffers=in_buffers)
+    inputs = for_weight(backward_input(shapes, read, gathered=gathered, original=original, in_buffers=in_buffers))
     if shapes.inputs.delays_weight_gradients:
         return (*inputs, *gradients, *after)
     blocks = shapes.fp8 is not None and shapes.fp8.recipe == "blockwise" and gathered and not in_buffers
@@ -74,7 +74,10 @@ def column_collectives(
     if shapes.sp:
         return (
             *gathers(shapes, "forward", width=width, quantizes=True, dtype=forward_dtype),
-            *gathers(shapes, "backward", width=width, quantizes=original, dtype=backward_dtype),
+            *(
+                replace(each, for_weight=True)
+                for each in gathers(shapes, "backward", width=width, quantizes=original, dtype=backward_dtype)
+            ),
             *shapes.tp("reduce_scatter", "backward", width=width, dtype=backward_dtype or None),
         )
     return shapes.tp("all_reduce", "backward", width=width)
@@ -127,13 +130,13 @@ def column_parallel(
     if fused_norm:
         saved: tuple[Tensor, ...] = (
             shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares, made_in=input_made_in),
-            *saved_input(shapes, read, gathered=shapes.sp, normed=True),
+            *for_weight(saved_input(shapes, read, gathered=shapes.sp, normed=True)),
             *norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b"),
         )
     elif recomputed:
         saved = (shapes.hidden("input", shares="recomputed norm output"),)
     else:
-        saved = saved_input(shapes, read, gathered=shapes.sp)
+        saved = for_weight(saved_input(shapes, read, gathered=shapes.sp))
     norm_output = (shapes.hidden("recomputed norm output"),) if recomputed else ()
     own, after = weight_gradient(shapes, (width, h)), fused_norm_backward(shapes, read, h) if fused_norm else ()
     norm = norm_parameters(shapes, h, prefix="layer_norm_") if fused_norm else ()
@@ -219,7 +222,7 @@ def row_parallel(
         name=name,
         kind=kind,
         parameters=(weight, *biases),
-        saved=(read,) if original else saved_input(shapes, read),
+        saved=for_weight((read,) if original else saved_input(shapes, read)),
         forward_workspace=(
             *forward_input(shapes, read, original=original),
             shapes.hidden("output", gathered=True),
@@ -227,7 +230,7 @@ def row_parallel(
         ),
         backward_workspace=(
             *output_gradient(shapes, gradient, gathered=gathered, in_buffers=shapes.userbuffers),
-            *backward_input(shapes, read, original=original),
+            *for_weight(backward_input(shapes, read, original=original)),
             shapes.wide("input gradient", width, symbol),
             *weight_gradient(shapes, (h, width)),
         ),

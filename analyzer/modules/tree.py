@@ -197,6 +197,8 @@ class Module:
     """Of a checkpoint: what its recomputation allocates last. It is referenced until the backward of the checkpoint ends."""
     recomputed: bool = False
     """The children's saved tensors are freed after forward and computed again in backward; `saved` lists what stays allocated."""
+    differentiable: bool = True
+    """False: it has no backward, because neither its weights nor its input need gradients (`freezing.frozen`)."""
     part: Part = ""
     """Where the module is in a T5 or a vision-language model, which decides the sizes of its kernels (`ModuleInputs.of_part`)."""
     source: str = ""
@@ -277,6 +279,11 @@ def with_part(module: Module, part: Part) -> Module:
     if module.part:
         return module
     return replace(module, part=part, children=tuple(with_part(child, part) for child in module.children))
+
+
+def for_weight(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors, marked as needed for the gradients of weights only."""
+    return tuple(replace(tensor, for_weight=True) for tensor in tensors)
 
 
 def half_of(tensor: Tensor) -> Tensor:

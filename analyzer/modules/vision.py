@@ -54,7 +54,7 @@ def encoder_input(vision: VisionSpec, encoder: ModuleInputs) -> tuple[Module, ..
         _positions(vision, shapes),
         *((_norm(shapes, "ln_pre"),) if vision.kind == "clip" else ()),
         Module(
-            name=MODEL,
+            name=f"{MODEL}.tokens",
             kind=ModuleKind.VISION_INPUT,
             function=True,
             forward_workspace=(_tokens(shapes, "tokens by image"), shapes.hidden("tokens")),
@@ -94,7 +94,7 @@ def _class_tokens(vision: VisionSpec, shapes: Shapes) -> Module:
     """Learned tokens, which are copied before those of the patches."""
     shape = (1, vision.class_tokens, shapes.model.hidden_size)
     return Module(
-        name=MODEL,
+        name=f"{MODEL}.class_tokens",
         kind=ModuleKind.CLASS_TOKENS,
         function=True,
         parameters=(Parameter(name="class_token", shape=shape, dtype=shapes.dtype),),
@@ -155,7 +155,7 @@ def encoder_output(vision: VisionSpec, encoder: ModuleInputs) -> tuple[Module, .
     if vision.pixel_shuffle:
         kept = replace(kept, shape=(*kept.shape[:2], vision.projector_input))
     by_image = Module(
-        name=MODEL,
+        name=f"{MODEL}.output",
         kind=ModuleKind.VISION_OUTPUT,
         function=True,
         forward_workspace=(shapes.hidden("output of the last layer"), _tokens(shapes, "output by image")),
@@ -188,7 +188,7 @@ def projector(vision: VisionSpec, inputs: ModuleInputs) -> Module:
     encoder = Module(name="encoder", kind=ModuleKind.FEED_FORWARD, children=parts, source="megatron.core.transformer.mlp.MLP")
     children: tuple[Module, ...] = (parts[0],) if vision.affine_projector else (encoder,)
     add = Module(
-        name=PROJECTOR,
+        name="bias_add",
         kind=ModuleKind.OTHER,
         function=True,
         forward_workspace=(shapes.hidden(_PROJECTED), output),

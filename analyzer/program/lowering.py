@@ -96,6 +96,8 @@ def _forward(module: Module, phase: Phase, discards: bool, referenced: frozenset
 
 def _backward(module: Module) -> tuple[Operation, ...]:
     found = [Operation(_BEGIN, "backward", module)]
+    if not module.differentiable:
+        return (*found, Operation(_END, "backward", module))
     if leaves_tensors(module) or covers_layers(module):
         found.append(Operation(_FREE, "backward", module, Role.LEFTOVER))
     add_memory(found, _ALLOCATE, "backward", module, Role.WORKSPACE, module.backward_workspace)

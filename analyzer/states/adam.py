@@ -12,7 +12,7 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
-from analyzer.buffers.parameter_order import numel_of
+from analyzer.buffers.parameter_order import trained_numel
 from analyzer.layout.data_parallel import described_replica, reduction_size
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
@@ -30,7 +30,7 @@ from analyzer.units import DTYPE_BYTES
 
 def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], *, parameters: int, gradients: int) -> States:
     """Model states of one rank. `parameters` and `gradients` are the bytes of parameters and gradient buffers."""
-    owned = _owned(job, buffers) if job.optimizer.distributed else sum(numel_of(tree) for tree in stage.trees)
+    owned = _owned(job, buffers) if job.optimizer.distributed else sum(trained_numel(tree) for tree in stage.trees)
     each = bytes_per_parameter(job)
     of_torch = tuple(Tensor(name=name, shape=(owned,), dtype="fp32") for name in step_tensors_of_torch(job))
     updated = sorted(buffers, key=lambda buffer: buffer.group == "edp")  # the optimizer of experts is the last one

@@ -82,6 +82,7 @@ def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buff
         return sum(tree.derived(_bytes_of_separate_parameters, element) for tree in stage.trees)
     own = (buffer for buffer in buffers if not buffer.gathers_through_gradients)
     total = sum(round_up(dtype_bytes(buffer.parameter_dtype, buffer.numel), BLOCK) for buffer in own)
+    total += sum(tree.derived(_bytes_of_frozen_parameters) for tree in stage.trees)
     if job.precision.fp8 is not None:
         from analyzer.states.fp8_weights import outside_buffer_bytes
 
@@ -91,3 +92,7 @@ def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buff
 
 def _bytes_of_separate_parameters(tree: Module, element: int) -> int:
     return sum_of_parameters(tree, lambda parameter: round_up(element * parameter.numel, BLOCK))
+
+
+def _bytes_of_frozen_parameters(tree: Module) -> int:
+    return sum_of_parameters(tree, lambda each: round_up(dtype_bytes(each.dtype, each.numel), BLOCK) if each.frozen else 0)

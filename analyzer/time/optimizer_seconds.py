@@ -61,11 +61,11 @@ def _gradient_passes(job: TrainingJob) -> int:
 
 
 def _dense(tree: Module) -> int:
-    return sum_of_parameters(tree, lambda each: 0 if each.sharding == "expert" else each.numel)
+    return sum_of_parameters(tree, lambda each: 0 if each.frozen or each.sharding == "expert" else each.numel)
 
 
 def _experts(tree: Module) -> int:
-    return sum_of_parameters(tree, lambda each: each.numel if each.sharding == "expert" else 0)
+    return sum_of_parameters(tree, lambda each: each.numel if each.sharding == "expert" and not each.frozen else 0)
 
 
 def slowest(job: TrainingJob, stages: Sequence[StageModel], speed: SpeedSpec, rates: Efficiencies) -> float:

@@ -151,7 +151,8 @@ def block_work(module: Module, direction: str, context: WorkContext, settings: S
         for child in module.children:
             total.add(child.derived(block_work, direction, context_of(child, context), settings), 1)
         return total.frozen()
-    if module.kind is ModuleKind.CHECKPOINT and len(module.children) > 1 and not module.collectives and settings.graphs is None:
+    alone = module.kind is ModuleKind.CHECKPOINT and module.differentiable
+    if alone and len(module.children) > 1 and not module.collectives and settings.graphs is None:
         numbers = Counter(map(id, module.children))
         for child in {id(child): child for child in module.children}.values():
             total.add(child.derived(_checkpointed_work, direction, context, settings), numbers[id(child)])

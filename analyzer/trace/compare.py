@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from math import prod
 from typing import Final, NamedTuple
 
@@ -193,7 +194,7 @@ class _ModuleNames:
             outer = self._frames[-1]
             path, layer, checkpointed = outer.path, outer.layer, outer.checkpointed or outer.module.recomputed
         else:  # a block: the enclosing modules, without the root
-            path, layer, checkpointed = path.partition(".")[2].rpartition(".")[0], "", False
+            path, layer, checkpointed = _enclosing(path.partition(".")[2], module), "", False
         if self._is_numbered(module):
             if not module.repeats:
                 self._number = next(self._layers.setdefault(path, self._numbers(module)))
@@ -201,7 +202,7 @@ class _ModuleNames:
         elif module.kind is ModuleKind.LAYER:
             path = layer = f"{path}.{module.name}"
         elif module.kind is ModuleKind.EMBEDDING:  # the only embedding, also if an MTP layer calls it
-            path, layer = "embedding", ""
+            path, layer = module.name, ""
         elif not module.function and module.kind is not ModuleKind.MODEL:
             path = f"{path}.{module.name}" if path else module.name
         frame = _Frame(module, path, layer, checkpointed)
@@ -209,7 +210,9 @@ class _ModuleNames:
         return frame
 
     def _numbers(self, module: Module) -> Iterator[int]:
-        """The numbers of the layers of a block whose first layer is `module`."""
+        """The numbers of the layers of a block whose first layer is `module`. A vision encoder has all its layers."""
+        if module.part == "vision":
+            return count()
         if module.kind is ModuleKind.MTP_DEPTH:
             return iter(range(self._chunk.mtp_layers))
         return (layer - 1 for layer in self._chunk.layers)
@@ -228,9 +231,16 @@ class _ModuleNames:
             self._stream = frame.layer if module.collectives else frame.path
         elif module.kind is ModuleKind.EMBEDDING and any(child.saved for child in module.children):
             # an embedding without saved tensors only holds a shared weight and computes no hidden states
-            self._stream = f"embedding.{module.output_of}" if module.output_of else "embedding"
+            self._stream = f"{module.name}.{module.output_of}" if module.output_of else module.name
             if module.forward_held:
                 self._stream = _CONVERTED
+        elif module.kind is ModuleKind.VISION_INPUT:
+            self._stream = frame.path
+
+
+def _enclosing(path: str, module: Module) -> str:
+    """The path of the module in which a block runs. Names of blocks can have dots; functions run in the module that they name."""
+    return path.rpartition(".")[0] if module.function else path.removesuffix(module.name).rstrip(".")
 
 
 _CONVERTED: Final = "fp32"

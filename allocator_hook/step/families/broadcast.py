@@ -1,4 +1,4 @@
-"""`broadcast_data` of core/tensor_parallel/data.py (0.16.1) for mock batches: the fields are views of one int64 tensor."""
+"""`broadcast_data` of core/tensor_parallel/data.py (0.16.1) for mock batches: the fields are views of one tensor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ DIMENSIONS: Final = 5
 """`_MAX_DATA_DIM`: sizes that are sent for each field."""
 
 
-def broadcast_fields(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Return int64 fields of these shapes. The first tensor-parallel rank has copied them to the GPU and joins them."""
+def broadcast_fields(shapes: Mapping[str, tuple[int, ...]], *, dtype: torch.dtype = torch.int64) -> dict[str, torch.Tensor]:
+    """Return fields of these shapes. The first tensor-parallel rank has copied them to the GPU and joins them."""
     from megatron.core import parallel_state as mpu
 
     sizes = {name: torch.Size(shape).numel() for name, shape in shapes.items()}
     _broadcast(torch.zeros(DIMENSIONS * len(shapes), dtype=torch.int64, device="cuda"))
     if mpu.get_tensor_model_parallel_rank() == 0:
-        flat = torch.cat([torch.zeros(size, dtype=torch.int64, device="cuda") for size in sizes.values()])
+        flat = torch.cat([torch.zeros(size, dtype=dtype, device="cuda") for size in sizes.values()])
     else:
-        flat = torch.empty(sum(sizes.values()), dtype=torch.int64, device="cuda")
+        flat = torch.empty(sum(sizes.values()), dtype=dtype, device="cuda")
     _broadcast(flat)
     fields, offset = {}, 0
     for name, size in sizes.items():

@@ -196,7 +196,7 @@ def _numels(stage: StageModel) -> list[int]:
 def _numels_of_tree(tree: Module) -> tuple[int, ...]:
     sizes: list[int] = []
     for run in parameter_runs(tree):
-        sizes += [each.numel // each.pieces for each in run.parameters for _ in range(each.pieces)] * run.times
+        sizes += [each.numel // each.pieces for each in run.parameters if not each.frozen for _ in range(each.pieces)] * run.times
     return tuple(sizes)
 
 

@@ -117,6 +117,7 @@ def _block(stack: Stack) -> Module:
         kind=ModuleKind.DECODER,
         saved=stack.received,
         children=tuple(module for module, times in stack.modules for _ in range(times)),
+        part=stack.modules[0][0].part if stack.modules else "",
         source="megatron.core.transformer.TransformerBlock",
     )
 

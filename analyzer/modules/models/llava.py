@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from analyzer.modules.embedding import embedding
+from analyzer.modules.freezing import frozen
 from analyzer.modules.head import cross_entropy, output_layer
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, ModuleRuns, layer_runs
@@ -44,13 +45,28 @@ def llava_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     layers = layer_runs(inputs, kind.layers, received=not first)
     norm = ((cached_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
     decoder = Stack(f"{LANGUAGE}.decoder", (*(_sharing(layers) if first else layers), *norm))
-    batch = _batch(inputs.of_ends, first, last)
+    language: Parts = (decoder, *(_head(inputs.of_ends) if last else ()))
+    if "language_model" in inputs.model.frozen:
+        language = _of_frozen_part(language, input_gradient=True)
     return (
-        batch,
+        _batch(inputs.of_ends, first, last),
         *(_images(inputs) if first else ()),
         *(_text(inputs.of_ends) if first else ()),
-        decoder,
-        *(_head(inputs.of_ends) if last else ()),
+        *language,
+    )
+
+
+def _of_frozen_part(parts: Parts, *, input_gradient: bool) -> Parts:
+    """The modules of a part that is not trained."""
+
+    def one(module: Module) -> Module:
+        return frozen(module, input_gradient=input_gradient)
+
+    return tuple(
+        each._replace(modules=tuple((one(module), times) for module, times in each.modules))
+        if isinstance(each, Stack)
+        else one(each)
+        for each in parts
     )
 
 
@@ -67,31 +83,35 @@ def _batch(inputs: ModuleInputs, first: bool, last: bool) -> Module:
     integers = Tensor(name=INTEGERS, shape=(_FIELDS * tokens,), dtype="int64", formula="24·s·b")
     learned = shapes.model.position_embedding == "learned_absolute"
     held = [floats, *(() if first and learned else (integers,))]
-    if first and inputs.dtype != "fp32" and "vision_model" in inputs.model.frozen:
+    if first and inputs.dtype != "fp32" and "vision_model" in inputs.model.frozen:  # otherwise the convolution saves it
         held.append(replace(of_images(vision, images, IMAGES, inputs.dtype), made_in=""))
     if last:
+        merged = (shapes.b, inputs.sequence_length)
         held += [
-            Tensor(name="labels of the merged sequence", shape=(shapes.b, inputs.sequence_length), dtype="int64", formula="8·s·b"),
-            Tensor(name="loss mask of the merged sequence", shape=(shapes.b, inputs.sequence_length), dtype="fp32", formula="4·s·b"),
+            Tensor(name="labels of the merged sequence", shape=merged, dtype="int64", formula="8·s·b"),
+            Tensor(name="loss mask of the merged sequence", shape=merged, dtype="fp32", formula="4·s·b"),
         ]
-    return Module(
-        name="batch", kind=ModuleKind.BATCH, function=True, forward_held=tuple(held), source="pretrain_vlm.py get_batch"
-    )
+    return Module(name="batch", kind=ModuleKind.BATCH, function=True, forward_held=tuple(held), source="pretrain_vlm.py get_batch")
 
 
 def _images(inputs: ModuleInputs) -> Parts:
     """The encoder and the projector."""
     vision, encoder = vision_of(inputs), inputs.of_part("vision")
+    parts_frozen = inputs.model.frozen
     layers = layer_runs(encoder, ((LayerKind(), vision.encoder.num_layers),))
-    return (
+    parts: Parts = (
         *encoder_input(vision, encoder.of_ends),
-        Stack("vision_model.decoder", tuple((_in_encoder(module), times) for module, times in layers)),
+        Stack("vision_model.decoder", tuple((layer.derived(_in_encoder), times) for layer, times in layers)),
         *encoder_output(vision, encoder.of_ends),
-        projector(vision, inputs.of_part("projector").of_ends),
     )
+    projected = projector(vision, inputs.of_part("projector").of_ends)
+    if "vision_model" in parts_frozen:
+        parts = _of_frozen_part(parts, input_gradient=False)
+    if "vision_projection" in parts_frozen:
+        projected = frozen(projected, input_gradient="vision_model" not in parts_frozen)
+    return (*parts, projected)
 
 
-@lru_cache(maxsize=CACHED_ENDS)
 def _in_encoder(layer: Module) -> Module:
     return with_part(layer, "vision")
 
@@ -101,21 +121,21 @@ def _text(inputs: ModuleInputs) -> tuple[Module, ...]:
     """The lookup of the text, and its sequence with the embeddings of the images."""
     vision, text = vision_of(inputs), Shapes(inputs.of_part("text"))
     found = embedding(text)
-    integers = Tensor(
-        name=INTEGERS, shape=(_FIELDS * text.b * text.s,), dtype="int64", formula="24·s·b", made_in=MODEL_PATH
-    )
+    integers = Tensor(name=INTEGERS, shape=(_FIELDS * text.b * text.s,), dtype="int64", formula="24·s·b", made_in=MODEL_PATH)
     children = tuple(
         replace(child, saved=(integers,)) if child.kind is ModuleKind.POSITION_EMBEDDINGS else child for child in found.children
     )
-    looked_up = replace(found, name=f"{LANGUAGE}.embedding", children=children)
-    return with_part(looked_up, "text"), _merged(inputs, vision, text)
+    looked_up = with_part(replace(found, name=f"{LANGUAGE}.embedding", children=children), "text")
+    if "language_model" in inputs.model.frozen:
+        looked_up = frozen(looked_up, input_gradient=False)
+    return looked_up, _merged(inputs, vision, text)
 
 
 def _merged(inputs: ModuleInputs, vision: VisionSpec, text: Shapes) -> Module:
     """The merged sequence (`LLaVAModel._preprocess_data`), of which a rank takes its part.
 
-    Embeddings are written at indices, which autograd saves: two for each token of the text in the text and in the sequence, and two
-    for each token of an image. `forward` references the embeddings of text and images until it returns. The part of a
+    The embeddings of the text are written at indices, which autograd saves: two for each token in the text, and its place in the
+    sequence. Those of images are written where a mask of the sequence says. `forward` references the embeddings of text and images until it returns. The part of a
     tensor-parallel rank is a view of all tokens.
     """
     shapes = Shapes(replace(inputs, split=replace(inputs.split, sequence_parallel=False)))
@@ -141,7 +161,13 @@ def _merged(inputs: ModuleInputs, vision: VisionSpec, text: Shapes) -> Module:
             merged,
             indices("indices of the text", 2, words),
             indices("positions of the text", 1, words),
-            indices("positions of the images", 2, rows),
+            Tensor(
+                name="mask of the images",
+                shape=(whole.b, whole.s),
+                dtype="bool",
+                formula="s·b",
+                made_in=MODEL_PATH,
+            ),
         ),
         forward_held=(texts, images),
         forward_workspace=(zeros,),
@@ -160,10 +186,9 @@ def _sharing(layers: ModuleRuns) -> ModuleRuns:
         return layers
     (module, times), *rest = layers
     following = ((module, times - 1),) if times > 1 else ()
-    return ((_first(module), 1), *following, *rest)
+    return ((module.derived(_first), 1), *following, *rest)
 
 
-@lru_cache(maxsize=CACHED_ENDS)
 def _first(layer: Module) -> Module:
     """The layer with the input that the chunk stores."""
     saved = tuple(replace(each, shares=_MERGED) if _is_input(each) else each for each in layer.saved)
@@ -184,6 +209,5 @@ def _head(inputs: ModuleInputs) -> tuple[Module, ...]:
     output = output_layer(shapes, owns_weight=True, shared=False, input_made_in=f"{MODEL_PATH}{norm}")
     return (
         replace(output, name=f"{LANGUAGE}.output_layer"),
-        cross_entropy(shapes, logits_made_in=f"{LANGUAGE}.output_layer"),
+        replace(cross_entropy(shapes, logits_made_in=f"{LANGUAGE}.output_layer"), name=f"{LANGUAGE}.cross_entropy"),
     )
-

@@ -9,19 +9,29 @@ from typing import Final
 
 from analyzer.modules.kinds import LINEAR, ModuleKind
 from analyzer.modules.moe.routing import Routing
-from analyzer.modules.tree import Module
+from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.time.work import elementwise, experts, linear_attention, mamba
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, MemoryBound, Work
 from analyzer.time.work.linear import gemms, grouped_linear, joined, linear, weight_of
 
+_OF_WEIGHTS: Final = frozenset({"weight gradient", "bias gradient", "sum of embedding gradients"})
+"""Names of kernels that compute gradients of weights only."""
 _NORMS: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.FEED_FORWARD_NORM, ModuleKind.FINAL_NORM})
 
 
 def work_of(module: Module, context: WorkContext) -> Work:
     """The kernels of a module without children. Those of modules with children are those of the children."""
-    return module.derived(_work, context.of_part(module.part))
+    return module.derived(_trained_work, context.of_part(module.part))
+
+
+def _trained_work(module: Module, context: WorkContext) -> Work:
+    """The kernels, without those of the gradients of frozen weights."""
+    work = _work(module, context)
+    if not module.parameters or not all(each.frozen for each in module.parameters):
+        return work
+    return work._replace(backward=tuple(each for each in work.backward if each.name not in _OF_WEIGHTS))
 
 
 def _work(module: Module, context: WorkContext) -> Work:
@@ -90,7 +100,23 @@ def _activation(module: Module, context: WorkContext) -> Work:
     return elementwise.activation(context, rows=prod(shape[:-1]), width=shape[-1], in_experts=len(shape) == 2)
 
 
+def _copies(module: Module, context: WorkContext) -> Work:
+    """Operations that read and write the tensors of their workspaces: patches, class tokens and merged sequences."""
+    del context
+    name = module.kind.name.lower()
+
+    def moved(tensors: tuple[Tensor, ...]) -> tuple[MemoryBound, ...]:
+        return (MemoryBound(name, float(total_bytes(tensors)), launches=len(tensors)),) if tensors else ()
+
+    return Work(moved((*module.saved, *module.forward_workspace)), moved(module.backward_workspace))
+
+
 _OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
+    ModuleKind.PATCHES: _copies,
+    ModuleKind.CLASS_TOKENS: _copies,
+    ModuleKind.VISION_INPUT: _copies,
+    ModuleKind.VISION_OUTPUT: _copies,
+    ModuleKind.MERGED_INPUT: _copies,
     ModuleKind.OUTPUT_LAYER: _output_layer,
     ModuleKind.ACTIVATION: _activation,
     ModuleKind.LOSS: lambda _, context: elementwise.cross_entropy(context),

@@ -1,4 +1,4 @@
-"""What the training scripts of BERT, T5 and vision-language models read otherwise than that of GPT, and the options that are not modelled for them.
+"""What training scripts of other models than GPT read otherwise than that of GPT, and what is not modelled for them.
 
 Sources: pretrain_bert.py, pretrain_t5.py, and `validate_args` of megatron/training/arguments.py (0.16.1).
 """
@@ -30,14 +30,17 @@ _NOT_MODELLED: Final = (
     "group_query_attention", "qk_layernorm", "use_legacy_models", "apply_residual_connection_post_layernorm",
 )  # fmt: skip
 """Dests that BERT and T5 would need formulas or comparisons of their own for."""
-_NOT_MODELLED_WITH_IMAGES: Final = tuple(
-    dest
-    for dest in _NOT_MODELLED
-    if dest not in ("swiglu", "squared_relu", "quick_geglu", "group_query_attention", "qk_layernorm")
-) + ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", "experimental_attention_variant",
-     "attention_output_gate", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
-     "pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
-     "optimizer_cpu_offload", "delay_wgrad_compute", "spec", "distribute_saved_activations")  # fmt: skip
+_NOT_MODELLED_WITH_IMAGES: Final = (
+    *(
+        dest
+        for dest in _NOT_MODELLED
+        if dest not in ("swiglu", "squared_relu", "quick_geglu", "group_query_attention", "qk_layernorm")
+    ),
+    "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", "experimental_attention_variant",
+    "attention_output_gate", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+    "pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+    "optimizer_cpu_offload", "delay_wgrad_compute", "spec", "distribute_saved_activations",
+)  # fmt: skip
 """The same for vision-language models."""
 
 

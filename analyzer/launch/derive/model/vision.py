@@ -37,7 +37,8 @@ def combined_length(tokens: int, parallel: ParallelSpec) -> int:
 
 def image_size(arguments: Arguments) -> tuple[int, int, int]:
     """Height and width of an image, and of a patch. Raises InputError if an image cannot be split into patches."""
-    height, width, patch = (required(arguments, dest, example) for dest, example in (("img_h", "336"), ("img_w", "336"), ("patch_dim", "14")))
+    height, width = (required(arguments, dest, "336") for dest in ("img_h", "img_w"))
+    patch = required(arguments, "patch_dim", "14")
     for dest, pixels in (("img_h", height), ("img_w", width)):
         if pixels % patch:
             raise InputError(
