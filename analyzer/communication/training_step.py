@@ -26,7 +26,7 @@ def batch_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     Only the first and the last stage read the batch. Context parallelism splits the sequences later.
     """
     if job.model.family != "gpt":
-        yield from _fields_in_one_tensor(job)
+        yield from _fields_of_images(job) if job.model.vision is not None else _fields_in_one_tensor(job)
         return
     shape = (job.batch.micro_batch_size, job.batch.seq_length)
     predicts = any(chunk.mtp_layers for chunk in stage.chunks)  # MTP layers need all fields
@@ -66,6 +66,28 @@ def _fields_in_one_tensor(job: TrainingJob) -> Iterator[Call]:
         yield Call(
             group="tp", kind="broadcast", phase="forward", module=f"batch.{name}", shape=(size,), dtype="int64", per_microbatch=1
         )
+
+
+def _fields_of_images(job: TrainingJob) -> Iterator[Call]:
+    """The batch of pretrain_vlm.py on every stage: two groups of fields, each with their sizes and one tensor.
+
+    Tokens, positions and labels are int64; the pixels and the loss mask are fp32.
+    """
+    vision, samples = job.model.vision, job.batch.micro_batch_size
+    assert vision is not None, "the model has images"
+    tokens = samples * vision.text_length
+    pixels = 3 * vision.image_height * vision.image_width * samples * vision.tiles
+    for name, fields, size, dtype in (("integers", 3, 3 * tokens, "int64"), ("floats", 2, pixels + tokens, "fp32")):
+        for part, numel, kind in (("sizes", 5 * fields, "int64"), ("fields", size, dtype)):
+            yield Call(
+                group="tp",
+                kind="broadcast",
+                phase="forward",
+                module=f"batch.{name}.{part}",
+                shape=(numel,),
+                dtype=kind,
+                per_microbatch=1,
+            )
 
 
 def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:

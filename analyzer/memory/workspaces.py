@@ -215,7 +215,7 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
     if shapes.sp:
         gathering = {ModuleKind.OUTPUT_LAYER}
         gathering |= set() if context.te else {ModuleKind.QKV, ModuleKind.FC1}
-        users = kinds & gathering
+        users = kinds & gathering - frozenset().union(*(module.derived(_frozen_kinds) for module, _ in context.modules))
         gathered_in = Shapes(shapes.inputs.of_part("decoder")) if users == {ModuleKind.OUTPUT_LAYER} else shapes
         scratch = gathered_in.hidden("gathered input", gathered=True).bytes if users else 0
     if not context.te and context.unfused and ModuleKind.ATTENTION_KERNEL in kinds:
@@ -234,6 +234,12 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
         deferral = deferral_of(job, microbatches=job.batch.microbatches)
         times = 0 if deferral is None else min(2, deferral.calls)
         yield Workspace("gathered inputs of deferred weight gradients", times * gathered, users, "optimizer")
+
+
+def _frozen_kinds(tree: Module) -> frozenset[ModuleKind]:
+    """Kinds of modules with frozen weights: their GEMMs gather outside the buffer (`linear_with_frozen_weight`)."""
+    own = frozenset({tree.kind}) if any(each.frozen for each in tree.parameters) else frozenset()
+    return own.union(*(child.derived(_frozen_kinds) for child in tree.children))
 
 
 def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:

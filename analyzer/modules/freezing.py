@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
 
 
@@ -48,13 +49,18 @@ def _owning(module: Module, name: str, done: list[bool]) -> Module:
 
 
 def _without_weight_gradients(module: Module) -> Module:
-    """In forward, a saved tensor that backward does not need exists until the module has run."""
-    read = tuple(each for each in module.saved if each.for_weight)
+    """In forward, a saved tensor that backward does not need exists until the module has run.
+
+    `GPTModel.forward` references the input of the output layer until it returns.
+    """
+    read = tuple(each for each in module.saved if each.for_weight and not each.shares)
+    held = module.kind is ModuleKind.OUTPUT_LAYER
     return replace(
         module,
         parameters=tuple(replace(each, frozen=True) for each in module.parameters),
         saved=_not_for_weight(module.saved),
-        forward_workspace=(*module.forward_workspace, *(each for each in read if not each.shares)),
+        forward_workspace=module.forward_workspace if held else (*module.forward_workspace, *read),
+        forward_held=(*module.forward_held, *read) if held else module.forward_held,
         backward_workspace=_not_for_weight(module.backward_workspace),
         waiting=(),
         collectives=tuple(each for each in module.collectives if not each.for_weight),

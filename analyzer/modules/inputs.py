@@ -200,8 +200,8 @@ class ModuleInputs:
         The decoder of a T5 gets no mask from Transformer Engine's path: it is causal.
         """
         short = self.model.decoder_seq_length
-        if self.model.vision is not None and part:
-            return self._of_vision(part)
+        if self.model.vision is not None:
+            return self._of_vision(part) if part in ("vision", "projector", "text") else self
         if not part or short is None or part == "encoder":
             return self
         cache = self.__dict__.setdefault("_parts", {})

@@ -41,15 +41,23 @@ def of_images(vision: VisionSpec, images: int, name: str, dtype: str) -> Tensor:
     return Tensor(name=name, shape=shape, dtype=dtype, formula=f"{DTYPE_BYTES[dtype]}·3·H·W·n", made_in=MODEL_PATH)
 
 
+def pixels_and_mask(vision: VisionSpec, images: int, tokens: int) -> Tensor:
+    """The fp32 tensor of which the pixels of all tiles and the loss mask of the text are views (`broadcast_data`)."""
+    pixels = _CHANNELS * vision.image_height * vision.image_width * images
+    return Tensor(
+        name="pixels and loss mask", shape=(pixels + tokens,), dtype="fp32", formula="4·(3·H·W·n + s·b)", made_in=MODEL_PATH
+    )
+
+
 @lru_cache(maxsize=CACHED_ENDS)
-def encoder_input(vision: VisionSpec, encoder: ModuleInputs) -> tuple[Module, ...]:
+def encoder_input(vision: VisionSpec, encoder: ModuleInputs, tokens: int) -> tuple[Module, ...]:
     """The modules from the pixels to the input of the first layer: patches, class tokens, positions and a norm.
 
-    `encoder`: `ModuleInputs.of_part("vision")`.
+    `encoder`: `ModuleInputs.of_part("vision")`. `tokens`: of the text of a microbatch, whose loss mask is stored beside the pixels.
     """
     shapes = Shapes(encoder)
     parts = (
-        _patches(vision, shapes),
+        _patches(vision, shapes, tokens),
         *((_class_tokens(vision, shapes),) if vision.class_tokens else ()),
         _positions(vision, shapes),
         *((_norm(shapes, "ln_pre"),) if vision.kind == "clip" else ()),
@@ -71,16 +79,18 @@ def _tokens(shapes: Shapes, name: str, *, made_in: str = "", count: int | None =
     return Tensor(name=name, shape=shape, dtype=shapes.dtype, formula=f"{DTYPE_BYTES[shapes.dtype]}·s·n·h", made_in=made_in)
 
 
-def _patches(vision: VisionSpec, shapes: Shapes) -> Module:
+def _patches(vision: VisionSpec, shapes: Shapes, tokens: int) -> Module:
     """A convolution whose kernel and stride are a patch. Only its weight needs the images in backward."""
     width, dtype = shapes.model.hidden_size, shapes.dtype
     weight = (width, _CHANNELS, vision.patch, vision.patch)
+    in_16_bit = dtype != "fp32"
+    read = of_images(vision, shapes.b, IMAGES, dtype) if in_16_bit else pixels_and_mask(vision, shapes.b, tokens)
     bias = (Parameter(name="bias", shape=(width,), dtype=dtype),) if vision.kind != "clip" else ()
     return Module(
         name=f"{MODEL}.conv1",
         kind=ModuleKind.PATCHES,
         parameters=(Parameter(name="weight", shape=weight, dtype=dtype), *bias),
-        saved=(replace(of_images(vision, shapes.b, IMAGES, dtype), for_weight=True),),
+        saved=(replace(read, for_weight=True),),
         forward_workspace=(_tokens(shapes, "patches", count=vision.patches),),
         backward_workspace=(
             _tokens(shapes, OUTPUT_GRADIENT, count=vision.patches),

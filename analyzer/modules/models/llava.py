@@ -17,7 +17,7 @@ from analyzer.modules.layer import LayerKind, ModuleRuns, layer_runs
 from analyzer.modules.models.parts import CACHED_ENDS, Parts, Stack, cached_final_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import MODEL_PATH, STREAM, Module, Tensor, with_part
-from analyzer.modules.vision import IMAGES, encoder_input, encoder_output, of_images, projector
+from analyzer.modules.vision import IMAGES, encoder_input, encoder_output, of_images, pixels_and_mask, projector
 from analyzer.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -78,19 +78,16 @@ def _batch(inputs: ModuleInputs, first: bool, last: bool) -> Module:
     """
     shapes, text, vision = Shapes(inputs), Shapes(inputs.of_part("text")), vision_of(inputs)
     tokens, images = text.b * text.s, shapes.b * vision.tiles
-    pixels = of_images(vision, images, "pixels", "fp32")
-    floats = Tensor(name="pixels and loss mask", shape=(pixels.bytes // 4 + tokens,), dtype="fp32", formula="4·(3·H·W·n + s·b)")
+    floats = replace(pixels_and_mask(vision, images, tokens), made_in="")
     integers = Tensor(name=INTEGERS, shape=(_FIELDS * tokens,), dtype="int64", formula="24·s·b")
     learned = shapes.model.position_embedding == "learned_absolute"
-    held = [floats, *(() if first and learned else (integers,))]
+    unconverted = first and inputs.dtype == "fp32" and "vision_model" not in inputs.model.frozen  # the convolution saves it
+    held = [*(() if unconverted else (floats,)), *(() if first and learned else (integers,))]
     if first and inputs.dtype != "fp32" and "vision_model" in inputs.model.frozen:  # otherwise the convolution saves it
         held.append(replace(of_images(vision, images, IMAGES, inputs.dtype), made_in=""))
     if last:
         merged = (shapes.b, inputs.sequence_length)
-        held += [
-            Tensor(name="labels of the merged sequence", shape=merged, dtype="int64", formula="8·s·b"),
-            Tensor(name="loss mask of the merged sequence", shape=merged, dtype="fp32", formula="4·s·b"),
-        ]
+        held.append(Tensor(name="labels of the merged sequence", shape=merged, dtype="int64", formula="8·s·b"))
     return Module(name="batch", kind=ModuleKind.BATCH, function=True, forward_held=tuple(held), source="pretrain_vlm.py get_batch")
 
 
@@ -100,7 +97,7 @@ def _images(inputs: ModuleInputs) -> Parts:
     parts_frozen = inputs.model.frozen
     layers = layer_runs(encoder, ((LayerKind(), vision.encoder.num_layers),))
     parts: Parts = (
-        *encoder_input(vision, encoder.of_ends),
+        *encoder_input(vision, encoder.of_ends, inputs.micro_batch_size * vision.text_length),
         Stack("vision_model.decoder", tuple((layer.derived(_in_encoder), times) for layer, times in layers)),
         *encoder_output(vision, encoder.of_ends),
     )
@@ -135,8 +132,8 @@ def _merged(inputs: ModuleInputs, vision: VisionSpec, text: Shapes) -> Module:
     """The merged sequence (`LLaVAModel._preprocess_data`), of which a rank takes its part.
 
     The embeddings of the text are written at indices, which autograd saves: two for each token in the text, and its place in the
-    sequence. Those of images are written where a mask of the sequence says. `forward` references the embeddings of text and images until it returns. The part of a
-    tensor-parallel rank is a view of all tokens.
+    sequence. Those of images are written where a mask of the sequence says. `forward` references the embeddings of text and images
+    until it returns. The part of a tensor-parallel rank is a view of all tokens.
     """
     shapes = Shapes(replace(inputs, split=replace(inputs.split, sequence_parallel=False)))
     whole = Shapes(replace(shapes.inputs, split=replace(shapes.split, context=1)))
@@ -176,6 +173,7 @@ def _merged(inputs: ModuleInputs, vision: VisionSpec, text: Shapes) -> Module:
             whole.hidden("gradient without images"),
             replace(images, name="gradient of the images"),
         ),
+        collectives=shapes.tp("all_gather", "backward") if inputs.split.sequence_parallel else (),
         source="LLaVAModel._preprocess_data",
     )
 
@@ -207,7 +205,10 @@ def _head(inputs: ModuleInputs) -> tuple[Module, ...]:
     shapes = Shapes(inputs)
     norm = f"{LANGUAGE}.decoder.{shapes.model.final_norm}"
     output = output_layer(shapes, owns_weight=True, shared=False, input_made_in=f"{MODEL_PATH}{norm}")
+    loss = cross_entropy(shapes, logits_made_in=f"{LANGUAGE}.output_layer")
+    # the product with the loss mask saves the mask, which is as large as the loss
+    saved = tuple(replace(each, name="loss mask", made_in=MODEL_PATH) if each.name == "loss" else each for each in loss.saved)
     return (
         replace(output, name=f"{LANGUAGE}.output_layer"),
-        replace(cross_entropy(shapes, logits_made_in=f"{LANGUAGE}.output_layer"), name=f"{LANGUAGE}.cross_entropy"),
+        replace(loss, name=f"{LANGUAGE}.cross_entropy", saved=saved),
     )

@@ -1,0 +1,45 @@
+"""Layouts of vision-language models that are compared with runs of the real models."""
+
+from __future__ import annotations
+
+from typing import Final
+
+VISION_BASE: Final = (
+    "--nproc-per-node 8 pretrain_vlm.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256 "
+    "--max-position-embeddings 256 --micro-batch-size 2 --global-batch-size 16 --train-iters 10 --lr 1e-4 --ckpt-format torch "
+    "--tokenizer-type NullTokenizer --vocab-size 9999 --img-h 112 --img-w 112 --patch-dim 14 --info-gpu H100-80GB "
+)
+"""The beginning of a launch of a layout whose name begins with vision."""
+_SPLIT: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
+_OVERLAPPED: Final = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+_LLAMA: Final = (
+    "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --group-query-attention "
+    "--num-query-groups 4 --attention-dropout 0 --hidden-dropout 0"
+)
+VISION: Final = {
+    "vision": "--bf16",
+    "vision, unfused": "--bf16 --attention-backend unfused",
+    "vision, deterministic, heads of 52": "--bf16 --hidden-size 416 --deterministic-mode --hidden-dropout 0 --attention-dropout 0 "
+    "--no-gradient-accumulation-fusion",
+    "vision, tp2, distributed optimizer": f"--bf16 --tensor-model-parallel-size 2 {_OVERLAPPED}",
+    "vision, tp2 sp": f"--bf16 {_SPLIT} --disable-vision-class-token",
+    "vision, pp2": "--bf16 --pipeline-model-parallel-size 2",
+    "vision, tp2 pp2": "--bf16 --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2",
+    "vision, rope": f"--bf16 {_LLAMA}",
+    "vision, rope, tp2 sp": f"--bf16 {_LLAMA} {_SPLIT} --disable-vision-class-token",
+    "vision, fp16, flash": "--fp16 --attention-backend flash",
+    "vision, fp32": "--attention-backend unfused",
+    "vision, local": "--bf16 --transformer-impl local --no-gradient-accumulation-fusion",
+    "vision, full recompute": "--bf16 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "vision, block recompute": "--bf16 --recompute-granularity full --recompute-method block --recompute-num-layers 1",
+    "vision, selective recompute": "--bf16 --attention-backend unfused --recompute-activations",
+    "vision, frozen encoder": "--bf16 --freeze-ViT",
+    "vision, frozen language model": "--bf16 --freeze-LM",
+    "vision, both frozen": "--bf16 --freeze-LM --freeze-ViT",
+    "vision, both frozen, rope": f"--bf16 --freeze-LM --freeze-ViT {_LLAMA} --use-distributed-optimizer",
+    "vision, both frozen, tp2 sp": f"--bf16 --freeze-LM --freeze-ViT {_SPLIT} --disable-vision-class-token",
+    "vision, frozen encoder, full recompute": "--bf16 --freeze-ViT --recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 2",
+    "vision, frozen encoder, pp2": "--bf16 --freeze-ViT --pipeline-model-parallel-size 2",
+    "vision, frozen language model, unfused": "--bf16 --freeze-LM --attention-backend unfused --no-gradient-accumulation-fusion",
+}
