@@ -229,6 +229,8 @@ class ModuleInputs:
             images = self.micro_batch_size * vision.tiles
             whole = replace(self, split=split, attention_mask_in_dataloader=False, userbuffers=False)
             if part == "vision":
+                if vision.kind == "hf_clip":  # transformers does not split it
+                    whole = replace(whole, split=Split())
                 masked = vision.encoder.implementation == "local"
                 cache[part] = replace(
                     whole, model=vision.encoder, micro_batch_size=images, sequence_length=vision.tokens, masked=masked

@@ -27,6 +27,8 @@ IMAGES: Final = "images"
 MODEL: Final = "vision_model"
 PROJECTOR: Final = "vision_projection"
 _CHANNELS: Final = 3
+_CLIP: Final = ("clip", "hf_clip")
+"""Encoders with a norm before the first layer, and without a bias of the patches."""
 _PROJECTED: Final = "output without bias"
 _MADE_IN: Final = {
     "mlp.linear_fc1": f"{MODEL_PATH}{PROJECTOR}.encoder.linear_fc1",
@@ -60,20 +62,20 @@ def encoder_input(vision: VisionSpec, encoder: ModuleInputs, tokens: int) -> tup
         _patches(vision, shapes, tokens),
         *((_class_tokens(vision, shapes),) if vision.class_tokens else ()),
         _positions(vision, shapes),
-        *((_norm(shapes, "ln_pre"),) if vision.kind == "clip" else ()),
+        *((_norm(shapes, "ln_pre"),) if vision.kind in _CLIP else ()),
         Module(
             name=f"{MODEL}.tokens",
             kind=ModuleKind.VISION_INPUT,
             function=True,
-            forward_workspace=(_tokens(shapes, "tokens by image"), shapes.hidden("tokens")),
-            backward_workspace=(shapes.hidden(OUTPUT_GRADIENT), _tokens(shapes, "input gradient")),
+            forward_workspace=(tokens_of(shapes, "tokens by image"), shapes.hidden("tokens")),
+            backward_workspace=(shapes.hidden(OUTPUT_GRADIENT), tokens_of(shapes, "input gradient")),
             source="CLIPViTModel.forward",
         ),
     )
     return tuple(with_part(each, "vision") for each in parts)
 
 
-def _tokens(shapes: Shapes, name: str, *, made_in: str = "", count: int | None = None) -> Tensor:
+def tokens_of(shapes: Shapes, name: str, *, made_in: str = "", count: int | None = None) -> Tensor:
     """[n, s, h]: the tokens of the encoder, or `count` of each tile."""
     shape = (shapes.b, shapes.s if count is None else count, shapes.model.hidden_size)
     return Tensor(name=name, shape=shape, dtype=shapes.dtype, formula=f"{DTYPE_BYTES[shapes.dtype]}·s·n·h", made_in=made_in)
@@ -85,15 +87,15 @@ def _patches(vision: VisionSpec, shapes: Shapes, tokens: int) -> Module:
     weight = (width, _CHANNELS, vision.patch, vision.patch)
     in_16_bit = dtype != "fp32"
     read = of_images(vision, shapes.b, IMAGES, dtype) if in_16_bit else pixels_and_mask(vision, shapes.b, tokens)
-    bias = (Parameter(name="bias", shape=(width,), dtype=dtype),) if vision.kind != "clip" else ()
+    bias = (Parameter(name="bias", shape=(width,), dtype=dtype),) if vision.kind not in _CLIP else ()
     return Module(
         name=f"{MODEL}.conv1",
         kind=ModuleKind.PATCHES,
         parameters=(Parameter(name="weight", shape=weight, dtype=dtype), *bias),
         saved=(replace(read, for_weight=True),),
-        forward_workspace=(_tokens(shapes, "patches", count=vision.patches),),
+        forward_workspace=(tokens_of(shapes, "patches", count=vision.patches),),
         backward_workspace=(
-            _tokens(shapes, OUTPUT_GRADIENT, count=vision.patches),
+            tokens_of(shapes, OUTPUT_GRADIENT, count=vision.patches),
             Tensor(name="weight gradient", shape=weight, dtype=dtype, formula="size of the weight", for_weight=True),
         ),
         source="torch.nn.Conv2d",
@@ -108,8 +110,8 @@ def _class_tokens(vision: VisionSpec, shapes: Shapes) -> Module:
         kind=ModuleKind.CLASS_TOKENS,
         function=True,
         parameters=(Parameter(name="class_token", shape=shape, dtype=shapes.dtype),),
-        forward_workspace=(_tokens(shapes, "patches", count=vision.patches), _tokens(shapes, "tokens")),
-        backward_workspace=(_tokens(shapes, OUTPUT_GRADIENT),),
+        forward_workspace=(tokens_of(shapes, "patches", count=vision.patches), tokens_of(shapes, "tokens")),
+        backward_workspace=(tokens_of(shapes, OUTPUT_GRADIENT),),
         source="CLIPViTModel.forward",
     )
 
@@ -124,12 +126,12 @@ def _positions(vision: VisionSpec, shapes: Shapes) -> Module:
         parameters=(Parameter(name="weight", shape=table, dtype=shapes.dtype),),
         referenced=(ids,),
         forward_workspace=(
-            _tokens(shapes, "tokens"),
+            tokens_of(shapes, "tokens"),
             Tensor(name="positions", shape=table, dtype=shapes.dtype, formula="size of the weight"),
-            _tokens(shapes, "sum"),
+            tokens_of(shapes, "sum"),
         ),
         backward_workspace=(
-            _tokens(shapes, OUTPUT_GRADIENT),
+            tokens_of(shapes, OUTPUT_GRADIENT),
             Tensor(name="sum over the tiles", shape=table, dtype=shapes.dtype, formula="size of the weight"),
             Tensor(name="weight gradient", shape=table, dtype=shapes.dtype, formula="size of the weight", for_weight=True),
         ),
@@ -144,13 +146,13 @@ def _norm(shapes: Shapes, name: str) -> Module:
         name=f"{MODEL}.{name}",
         parameters=norm_parameters(shapes, width),
         saved=(
-            _tokens(shapes, "input", made_in=f"{MODEL_PATH}{MODEL}"),
+            tokens_of(shapes, "input", made_in=f"{MODEL_PATH}{MODEL}"),
             *norm_statistics(shapes, shapes.s * shapes.b, "4·s·n"),
         ),
-        forward_workspace=(_tokens(shapes, "output"),),
+        forward_workspace=(tokens_of(shapes, "output"),),
         backward_workspace=(
-            _tokens(shapes, OUTPUT_GRADIENT),
-            _tokens(shapes, "input gradient"),
+            tokens_of(shapes, OUTPUT_GRADIENT),
+            tokens_of(shapes, "input gradient"),
             *partial_sums(shapes, width),
         ),
         source="TENorm",
@@ -161,23 +163,23 @@ def _norm(shapes: Shapes, name: str) -> Module:
 def encoder_output(vision: VisionSpec, encoder: ModuleInputs) -> tuple[Module, ...]:
     """The output of the last layer by image, a norm of SigLIP, and the copy of the tokens that the projector reads."""
     shapes = Shapes(encoder)
-    kept = _tokens(shapes, "tokens for the projector", count=vision.projected_tokens)
+    kept = tokens_of(shapes, "tokens for the projector", count=vision.projected_tokens)
     if vision.pixel_shuffle:
         kept = replace(kept, shape=(*kept.shape[:2], vision.projector_input))
     by_image = Module(
         name=f"{MODEL}.output",
         kind=ModuleKind.VISION_OUTPUT,
         function=True,
-        forward_workspace=(shapes.hidden("output of the last layer"), _tokens(shapes, "output by image")),
-        backward_workspace=(_tokens(shapes, OUTPUT_GRADIENT), shapes.hidden("gradient of the last layer")),
+        forward_workspace=(shapes.hidden("output of the last layer"), tokens_of(shapes, "output by image")),
+        backward_workspace=(tokens_of(shapes, OUTPUT_GRADIENT), shapes.hidden("gradient of the last layer")),
         source="CLIPViTModel.forward",
     )
     copied = Module(
         name="projector_input",
         kind=ModuleKind.VISION_OUTPUT,
         function=True,
-        forward_workspace=(_tokens(shapes, "output by image"), kept),
-        backward_workspace=(replace(kept, name=OUTPUT_GRADIENT), _tokens(shapes, "input gradient")),
+        forward_workspace=(tokens_of(shapes, "output by image"), kept),
+        backward_workspace=(replace(kept, name=OUTPUT_GRADIENT), tokens_of(shapes, "input gradient")),
         source="LLaVAModel.forward",
     )
     parts = (by_image, *((_norm(shapes, "ln_post"),) if vision.kind == "siglip" else ()), copied)

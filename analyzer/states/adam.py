@@ -12,7 +12,7 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
-from analyzer.buffers.parameter_order import trained_numel
+from analyzer.buffers.parameter_order import numel_of, trained_numel
 from analyzer.layout.data_parallel import described_replica, reduction_size
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
@@ -35,15 +35,33 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
     of_torch = tuple(Tensor(name=name, shape=(owned,), dtype="fp32") for name in step_tensors_of_torch(job))
     updated = sorted(buffers, key=lambda buffer: buffer.group == "edp")  # the optimizer of experts is the last one
     steps = (*_casts(job, updated), *_unscaled(job, updated))
+    in_norm = copies_of_frozen(job, stage)
     return States(
         parameters=parameters,
         gradients=gradients,
         master_weights=int(each.master * owned),
         moments=int(each.total_moments * owned),
         gradient_copies=FP32 * owned if copies_gradients(job) else 0,
-        step_workspace=(*of_torch, *max((step.tensors for step in steps), key=total_bytes, default=())),
-        first_step_bytes=max(_conversion_to_fp32(job, updated), *(total_bytes(step.tensors) - step.later for step in steps), 0),
+        step_workspace=max(
+            (*of_torch, *max((step.tensors for step in steps), key=total_bytes, default=())), in_norm, key=total_bytes
+        ),
+        first_step_bytes=max(
+            _conversion_to_fp32(job, updated),
+            *(total_bytes(step.tensors) - step.later for step in steps),
+            total_bytes(in_norm),
+        ),
     )
+
+
+def copies_of_frozen(job: TrainingJob, stage: StageModel) -> tuple[Tensor, ...]:
+    """The fp32 copies of bf16 weights without master weights, which exist at the same time for `--log-params-norm`.
+
+    Those of trained weights are the master weights (`calc_params_l2_norm`, megatron/training/utils.py, 0.16.1).
+    """
+    if not job.optimizer.log_params_norm or job.precision.parameters != "bf16":
+        return ()
+    numel = sum(numel_of(tree) - trained_numel(tree) for tree in stage.trees)
+    return (Tensor(name="fp32 copies of frozen weights for their norm", shape=(numel,), dtype="fp32"),) if numel else ()
 
 
 class _Step(NamedTuple):

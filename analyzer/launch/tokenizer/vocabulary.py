@@ -70,6 +70,9 @@ def read_vocabulary(launch: LaunchInput, *, tensor: int) -> Vocabulary:
     Raises InputError if it cannot be split over tensor-parallel ranks, and with --info-strict if its size is unknown.
     """
     arguments = launch.arguments
+    of_script = facts_of(arguments).vocabulary
+    if of_script is not None:
+        return Vocabulary(size=of_script, padded=of_script)
     given = positive(arguments, "padded_vocab_size")
     try:
         count = _count(arguments, environ=launch.environ, folder=launch.folder)

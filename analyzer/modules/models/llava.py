@@ -29,7 +29,8 @@ LANGUAGE: Final = "language_model"
 INTEGERS: Final = "integer fields of the batch"
 """Name of the tensor of which tokens, positions and labels are views (`broadcast_data`, core/tensor_parallel/data.py)."""
 _FIELDS: Final = 3
-_MERGED: Final = "merged input"
+MERGED: Final = "merged input"
+"""Name of the tensor with the embeddings of text and images."""
 
 
 def vision_of(inputs: ModuleInputs) -> VisionSpec:
@@ -44,10 +45,10 @@ def llava_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     first, last = kind.pre_process, kind.post_process
     layers = layer_runs(inputs, kind.layers, received=not first)
     norm = ((cached_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
-    decoder = Stack(f"{LANGUAGE}.decoder", (*(_sharing(layers) if first else layers), *norm))
-    language: Parts = (decoder, *(_head(inputs.of_ends) if last else ()))
+    decoder = Stack(f"{LANGUAGE}.decoder", (*(reading_merged_input(layers) if first else layers), *norm))
+    language: Parts = (decoder, *(language_head(inputs.of_ends) if last else ()))
     if "language_model" in inputs.model.frozen:
-        language = _of_frozen_part(language, input_gradient=True)
+        language = of_frozen_part(language, input_gradient=True)
     return (
         _batch(inputs.of_ends, first, last),
         *(_images(inputs) if first else ()),
@@ -56,7 +57,7 @@ def llava_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     )
 
 
-def _of_frozen_part(parts: Parts, *, input_gradient: bool) -> Parts:
+def of_frozen_part(parts: Parts, *, input_gradient: bool) -> Parts:
     """The modules of a part that is not trained."""
 
     def one(module: Module) -> Module:
@@ -98,18 +99,19 @@ def _images(inputs: ModuleInputs) -> Parts:
     layers = layer_runs(encoder, ((LayerKind(), vision.encoder.num_layers),))
     parts: Parts = (
         *encoder_input(vision, encoder.of_ends, inputs.micro_batch_size * vision.text_length),
-        Stack("vision_model.decoder", tuple((layer.derived(_in_encoder), times) for layer, times in layers)),
+        Stack("vision_model.decoder", tuple((layer.derived(in_encoder), times) for layer, times in layers)),
         *encoder_output(vision, encoder.of_ends),
     )
     projected = projector(vision, inputs.of_part("projector").of_ends)
     if "vision_model" in parts_frozen:
-        parts = _of_frozen_part(parts, input_gradient=False)
+        parts = of_frozen_part(parts, input_gradient=False)
     if "vision_projection" in parts_frozen:
         projected = frozen(projected, input_gradient="vision_model" not in parts_frozen)
     return (*parts, projected)
 
 
-def _in_encoder(layer: Module) -> Module:
+def in_encoder(layer: Module) -> Module:
+    """A layer of the vision encoder."""
     return with_part(layer, "vision")
 
 
@@ -148,7 +150,7 @@ def _merged(inputs: ModuleInputs, vision: VisionSpec, text: Shapes) -> Module:
         shape = (tokens, columns) if columns > 1 else (tokens,)
         return Tensor(name=name, shape=shape, dtype="int64", formula="8 bytes for each index", made_in=MODEL_PATH)
 
-    zeros, merged = whole.hidden("sequence by sample"), shapes.hidden(_MERGED, made_in=MODEL_PATH)
+    zeros, merged = whole.hidden("sequence by sample"), shapes.hidden(MERGED, made_in=MODEL_PATH)
     texts, images = embedded("embeddings of the text", text.s * text.b), embedded("embeddings of the images", rows)
     return Module(
         name="merged",
@@ -178,7 +180,7 @@ def _merged(inputs: ModuleInputs, vision: VisionSpec, text: Shapes) -> Module:
     )
 
 
-def _sharing(layers: ModuleRuns) -> ModuleRuns:
+def reading_merged_input(layers: ModuleRuns) -> ModuleRuns:
     """The layers, of which the first one reads the merged sequence that is stored already."""
     if not layers:
         return layers
@@ -189,7 +191,7 @@ def _sharing(layers: ModuleRuns) -> ModuleRuns:
 
 def _first(layer: Module) -> Module:
     """The layer with the input that the chunk stores."""
-    saved = tuple(replace(each, shares=_MERGED) if _is_input(each) else each for each in layer.saved)
+    saved = tuple(replace(each, shares=MERGED) if _is_input(each) else each for each in layer.saved)
     if saved != layer.saved or not layer.children:
         return replace(layer, saved=saved)
     return replace(layer, children=(_first(layer.children[0]), *layer.children[1:]))
@@ -200,7 +202,7 @@ def _is_input(tensor: Tensor) -> bool:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _head(inputs: ModuleInputs) -> tuple[Module, ...]:
+def language_head(inputs: ModuleInputs) -> tuple[Module, ...]:
     """The output layer, which has a weight of its own unless embeddings are tied, and the loss."""
     shapes = Shapes(inputs)
     norm = f"{LANGUAGE}.decoder.{shapes.model.final_norm}"

@@ -105,6 +105,19 @@ def _llava(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, length
     return vlm_model(launch, model, parallel, length=length)
 
 
+def _mimo_shape(launch: LaunchInput, shape: Shape, parallel: ParallelSpec) -> Shape:
+    from analyzer.launch.derive.model.mimo import mimo_shape
+
+    return mimo_shape(launch, shape, parallel)
+
+
+def _mimo(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, length: int) -> ModelSpec:
+    from analyzer.launch.derive.model.mimo import mimo_model
+
+    del parallel
+    return mimo_model(launch, model, length=length)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
     """What differs between the training scripts."""
@@ -120,6 +133,8 @@ class ScriptFacts:
     """
     shape: Callable[[LaunchInput, Shape, ParallelSpec], Shape] = lambda _, shape, __: shape
     """The sizes that the script derives from those of the options."""
+    vocabulary: int | None = None
+    """Rows of the embedding, whatever the tokenizer is."""
     not_modelled: tuple[str, ...] = _NOT_MODELLED
     layer_norm_only: bool = True
     first_release: str = "0.3"
@@ -152,6 +167,16 @@ _FACTS: Final[dict[Family, ScriptFacts]] = {
         not_modelled=_NOT_MODELLED_WITH_IMAGES,
         layer_norm_only=False,
         first_release="0.12",
+    ),
+    "mimo": ScriptFacts(
+        tokenizer="GPT2BPETokenizer",
+        implementation=lambda _: "transformer_engine",
+        complete=_mimo,
+        shape=_mimo_shape,
+        vocabulary=32256,
+        not_modelled=_NOT_MODELLED_WITH_IMAGES,
+        layer_norm_only=False,
+        first_release="0.14",
     ),
 }
 
