@@ -71,13 +71,25 @@ def _fields_in_one_tensor(job: TrainingJob) -> Iterator[Call]:
 def _fields_of_images(job: TrainingJob) -> Iterator[Call]:
     """The batch of pretrain_vlm.py on every stage: two groups of fields, each with their sizes and one tensor.
 
+    examples/multimodal/train.py has six groups of one field.
+
     Tokens, positions and labels are int64; the pixels and the loss mask are fp32.
     """
     vision, samples = job.model.vision, job.batch.micro_batch_size
     assert vision is not None, "the model has images"
     tokens = samples * vision.text_length
     pixels = 3 * vision.image_height * vision.image_width * samples * vision.tiles
-    for name, fields, size, dtype in (("integers", 3, 3 * tokens, "int64"), ("floats", 2, pixels + tokens, "fp32")):
+    groups: tuple[tuple[str, int, int, str], ...] = (("integers", 3, 3 * tokens, "int64"), ("floats", 2, pixels + tokens, "fp32"))
+    if vision.separate_fields:  # labels have one token more; samples that are not packed have lengths of one element
+        groups = (
+            ("tokens", 1, tokens, "int64"),
+            ("labels", 1, tokens + samples, "int64"),
+            ("imgs", 1, pixels, "fp32"),
+            ("num_tiles", 1, samples, "int32"),
+            ("cu_lengths", 1, 1, "int32"),
+            ("max_lengths", 1, 1, "int32"),
+        )
+    for name, fields, size, dtype in groups:
         for part, numel, kind in (("sizes", 5 * fields, "int64"), ("fields", size, dtype)):
             yield Call(
                 group="tp",

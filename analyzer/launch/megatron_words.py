@@ -6,7 +6,7 @@ report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from analyzer.launch.argv_parser import is_option, operands_of
 from analyzer.launch.coverage.legacy_options import RETIRED, UNRECOGNISED, refuse_retired
 from analyzer.launch.launchers.world import World
 from analyzer.launch.options.catalogue import OLDEST
+from analyzer.launch.options.script_options import flags_of
 from analyzer.launch.placeholders import with_whole_placeholders
 
 if TYPE_CHECKING:
@@ -61,20 +62,25 @@ def megatron_words(
     if (entry or "").startswith("verl.") or any("actor_rollout_ref." in word for word in words):
         return _of_verl(words, catalogue)
     words, sentences = with_whole_placeholders(words)
-    found = _megatron_words(words, table, catalogue, world=world, strict=strict)
+    found = _megatron_words(words, table, catalogue, world=world, strict=strict, of_script=flags_of(entry))
     return replace(found, statements=(*sentences, *found.statements))
 
 
 def _megatron_words(
-    words: Sequence[str], table: OptionTable | None, catalogue: Catalogue, *, world: int | None, strict: bool
+    words: Sequence[str],
+    table: OptionTable | None,
+    catalogue: Catalogue,
+    *,
+    world: int | None,
+    strict: bool,
+    of_script: Collection[str],
 ) -> MegatronWords:
+    """`of_script`: flags of the training script, which no release has retired."""
     flags = tuple(dict.fromkeys(word.partition("=")[0] for word in words if is_option(word)))
     foreign = [flag for flag in flags if flag not in catalogue.masks]
-    retired = [flag for flag in flags if flag in RETIRED]
+    retired = [flag for flag in flags if flag in RETIRED and flag not in of_script]
     if foreign or retired:
-        return _translated(words, flags, table, catalogue, world=world, strict=strict)
-    for flag in flags:
-        refuse_retired(flag)
+        return _translated(words, flags, table, catalogue, world=world, strict=strict, of_script=of_script)
     if table is not None:
         _refuse_missing(flags, table, catalogue)
     return MegatronWords(tuple(words))
@@ -88,6 +94,7 @@ def _translated(
     *,
     world: int | None,
     strict: bool,
+    of_script: Collection[str],
 ) -> MegatronWords:
     from analyzer.launch.forks import adapters, bridge, swift
     from analyzer.launch.forks.fork_table import load_fork_options
@@ -102,7 +109,7 @@ def _translated(
     for flag in flags:
         if old and (flag in RETIRED or flag in UNRECOGNISED) and flag in forks.options:
             found[flag] = forks.options[flag]
-        else:
+        elif flag not in of_script:
             refuse_retired(flag)
     of_swift = rank_forks(found, forks)[:1] == [swift.KEY]
     if of_swift:

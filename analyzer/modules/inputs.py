@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from analyzer.modules.tree import Part
-from analyzer.specs import Fp8Recipe, Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob
+from analyzer.specs import Fp8Recipe, Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob, VisionSpec
 from analyzer.specs.hardware import MULTIPROCESSORS
 from analyzer.specs.release import is_before
 from analyzer.specs.release_changes import LIKE_0_16, CoreBehavior, behavior
@@ -231,9 +231,13 @@ class ModuleInputs:
             if part == "vision":
                 if vision.kind == "hf_clip":  # transformers does not split it
                     whole = replace(whole, split=Split())
-                masked = vision.encoder.implementation == "local"
                 cache[part] = replace(
-                    whole, model=vision.encoder, micro_batch_size=images, sequence_length=vision.tokens, masked=masked
+                    whole,
+                    model=vision.encoder,
+                    micro_batch_size=images,
+                    sequence_length=vision.tokens,
+                    masked=vision.causal_encoder,
+                    recompute=self._recompute_of_encoder(vision),
                 )
             elif part == "projector":
                 cache[part] = replace(
@@ -245,6 +249,13 @@ class ModuleInputs:
                     whole, micro_batch_size=self.micro_batch_size // packed, sequence_length=vision.text_length * packed
                 )
         return cache[part]  # type: ignore[no-any-return]
+
+    def _recompute_of_encoder(self, vision: VisionSpec) -> RecomputeSpec:
+        if vision.recompute == "none":
+            return NO_RECOMPUTE
+        if vision.recompute == "same" or self.recompute.granularity != "full":
+            return self.recompute
+        return replace(self.recompute, num_layers=vision.encoder.num_layers)
 
     @property
     def keys(self) -> int:

@@ -169,6 +169,12 @@ class VisionSpec:
     """Parts of the images of a sample, each of which the encoder reads as an image."""
     text_length: int
     """Tokens of a sample in the text, including one for each image."""
+    causal_encoder: bool = False
+    """Attention of the encoder has a causal mask."""
+    recompute: Literal["same", "none", "all"] = "same"
+    """Activation recompute of the encoder: as in the language model, none, or of all its layers."""
+    separate_fields: bool = False
+    """Each field of a batch is sent alone."""
     packed: bool = False
     """The samples of a microbatch are one sequence (`PackedSeqParams` with the format thd)."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import UnsupportedError
 from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
 from analyzer.launch.coverage.script_effects import OF_SCRIPTS
+from analyzer.launch.coverage.script_effects import REFUSED as REFUSED_IN_SCRIPTS
 from analyzer.launch.derive.model.hybrid import is_hybrid
 from analyzer.launch.derive.reading import option
 from analyzer.specs.optimizer import OPTIMIZERS, names_of_optimizers
@@ -31,6 +32,7 @@ MODELLED_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "transformer_impl": ("transformer_engine", "local"),
     "distributed_backend": ("nccl",),
     "mlp_chunks_for_training": (1,),
+    "video_temporal_patch_size": (1,),
     "spec": (
         ("megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"),
         ("megatron.core.models.mamba.mamba_layer_specs", "hybrid_stack_spec"),
@@ -173,7 +175,7 @@ _ON_BY_DEFAULT: Final = (
 
 def refuse_unmodelled(arguments: Arguments) -> None:
     """Raises UnsupportedError for the first option that the launch sets and that is in `REFUSED`."""
-    for dest, (reason, remedy) in REFUSED.items():
+    for dest, (reason, remedy) in {**REFUSED, **REFUSED_IN_SCRIPTS}.items():
         if dest in arguments.given and is_switched(arguments, dest) and not (dest in MODELLED_IN_HYBRIDS and is_hybrid(arguments)):
             named = option(arguments, dest)
             value = arguments.get(dest)

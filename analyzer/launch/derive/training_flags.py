@@ -11,6 +11,7 @@ from analyzer.errors import InputError
 from analyzer.launch.derive.activations import overlaps_microbatches
 from analyzer.launch.derive.fsdp import sharding_flag
 from analyzer.launch.derive.reading import RELEASE_2023, integer, option, since, switched_on
+from analyzer.launch.options.script_options import script_of
 from analyzer.specs import Implementation, ModelSpec, ParallelSpec, PrecisionSpec, TrainingFlags
 from analyzer.units import MAX_DIGITS
 
@@ -35,7 +36,8 @@ def training_flags(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelS
         gradient_accumulation_fusion=fusion,
         attention_mask_in_dataloader=bool(arguments.get("create_attention_mask_in_dataloader", True)),
         deterministic=switched_on(arguments, "deterministic_mode"),
-        calculate_per_token_loss=switched_on(arguments, "calculate_per_token_loss"),
+        calculate_per_token_loss=switched_on(arguments, "calculate_per_token_loss")
+        or script_of(arguments.entry) == "multimodal/train",  # its model provider sets it
         check_for_nan_in_loss_and_grad=_checks_for_nan(arguments),
         tp_comm_overlap=switched_on(arguments, "tp_comm_overlap"),
         defer_embedding_wgrad=deferred,

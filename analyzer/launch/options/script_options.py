@@ -37,6 +37,12 @@ def options_of(script: str) -> tuple[Option, ...]:
     return tuple(Option(*row) for row in content[script])
 
 
+def flags_of(entry: str | None) -> frozenset[str]:
+    """The flags that the script of a launch adds."""
+    script = script_of(entry)
+    return frozenset() if script is None else frozenset(flag for each in options_of(script) for flag in each.flags)
+
+
 def with_script(catalogue: Catalogue, entry: str | None) -> Catalogue:
     """The catalogue with the options of the script in all releases."""
     script = script_of(entry)

@@ -140,7 +140,7 @@ def _merged(inputs: ModuleInputs, vision: VisionSpec, text: Shapes) -> Module:
     shapes = Shapes(replace(inputs, split=replace(inputs.split, sequence_parallel=False)))
     whole = Shapes(replace(shapes.inputs, split=replace(shapes.split, context=1)))
     words = text.s * text.b - shapes.b
-    rows = shapes.b * vision.tiles * vision.projected_tokens
+    rows = shapes.b * vision.tiles * (vision.projected_tokens + vision.tag_tokens)
 
     def embedded(name: str, tokens: int) -> Tensor:
         size = f"{DTYPE_BYTES[shapes.dtype]}·s·b·h"

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import UnsupportedError
-from analyzer.launch.derive.reading import option, positive, required, since, text
+from analyzer.launch.derive.reading import option, positive, required, since, switched_on, text
 from analyzer.launch.entry_script import family_of
+from analyzer.launch.options.script_options import script_of
 from analyzer.specs import FAMILY_NAMES, Family, Implementation, ModelSpec
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from analyzer.launch.derive.model.shape import Shape
     from analyzer.specs import ParallelSpec
 
+_MULTIMODAL: Final = "multimodal/train"
 _LEAVE_OUT: Final = "leave it out to analyze the launch without it"
 _NOT_MODELLED: Final = (
     "num_experts", "mtp_num_layers", "multi_latent_attention", "heterogeneous_layers_config_path",
@@ -51,6 +53,13 @@ def _script_layers(arguments: Arguments) -> Implementation:
 
 def _chosen_layers(arguments: Arguments) -> Implementation:
     return "local" if text(arguments, "transformer_impl", "transformer_engine") == "local" else "transformer_engine"
+
+
+def _layers_with_images(arguments: Arguments) -> Implementation:
+    """examples/multimodal/train.py has layers of Transformer Engine with `--use-te` only, whatever `--transformer-impl` is."""
+    if script_of(arguments.entry) != _MULTIMODAL:
+        return _chosen_layers(arguments)
+    return "transformer_engine" if switched_on(arguments, "use_te") else "local"
 
 
 def _spec(arguments: Arguments) -> str:
@@ -94,12 +103,20 @@ def _t5(launch: LaunchInput, model: ModelSpec) -> ModelSpec:
 
 
 def _llava_shape(launch: LaunchInput, shape: Shape, parallel: ParallelSpec) -> Shape:
+    if script_of(launch.arguments.entry) == _MULTIMODAL:
+        from analyzer.launch.derive.model.multimodal import multimodal_shape
+
+        return multimodal_shape(launch, shape, parallel)
     from analyzer.launch.derive.model.vision import vlm_shape
 
     return vlm_shape(launch, shape, parallel)
 
 
 def _llava(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, length: int) -> ModelSpec:
+    if script_of(launch.arguments.entry) == _MULTIMODAL:
+        from analyzer.launch.derive.model.multimodal import multimodal_model
+
+        return multimodal_model(launch, model, parallel, length=length)
     from analyzer.launch.derive.model.vision import vlm_model
 
     return vlm_model(launch, model, parallel, length=length)
@@ -161,7 +178,7 @@ _FACTS: Final[dict[Family, ScriptFacts]] = {
     ),
     "llava": ScriptFacts(
         tokenizer="GPT2BPETokenizer",
-        implementation=_chosen_layers,
+        implementation=_layers_with_images,
         complete=_llava,
         shape=_llava_shape,
         not_modelled=_NOT_MODELLED_WITH_IMAGES,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CLASS_TOKENS: Final = 1
 """`class_token_len` of CLIP."""
+_OPTIMIZERS: Final = ("adam", "sgd")
 _PARTS: Final[dict[str, FrozenPart]] = {"freeze_ViT": "vision_model", "freeze_LM": "language_model"}
 
 
@@ -82,6 +83,10 @@ def _is_packed(arguments: Arguments, parallel: ParallelSpec, *, padding: int) ->
 def vlm_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, *, length: int) -> ModelSpec:
     """The model of pretrain_vlm.py: encoder and projector have the sizes of the language model."""
     arguments = launch.arguments
+    check_optimizer(arguments)
+    if text(arguments, "ckpt_format", "torch_dist") != "torch":
+        named = option(arguments, "ckpt_format")
+        raise InputError(named, "pretrain_vlm.py accepts only the format torch", "add --ckpt-format torch")
     layers = positive(arguments, "decoder_num_layers") or model.num_layers
     if layers != model.num_layers:
         fault = f"another number than the {model.num_layers} layers of the encoder is not modelled"
@@ -104,9 +109,18 @@ def vlm_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, *, 
         class_tokens=CLASS_TOKENS,
         drops_class_tokens=switched_on(arguments, "disable_vision_class_token"),
         text_length=text_length,
+        causal_encoder=model.implementation == "local",
         packed=_is_packed(arguments, parallel, padding=length - tokens - (positive(arguments, "dataloader_seq_length") or 0)),
     )
     return replace(model, vision=vision, frozen=frozen_parts(arguments), tied_embeddings=False, fp16_lm_cross_entropy=False)
+
+
+def check_optimizer(arguments: Arguments) -> None:
+    """Raises UnsupportedError for an optimizer whose states are not modelled for a model with frozen parts."""
+    name = text(arguments, "optimizer", "adam")
+    if name not in _OPTIMIZERS:
+        named = option(arguments, "optimizer")
+        raise UnsupportedError(f"{named} {name}", "is not modelled for vision-language models", "use adam or sgd")
 
 
 def frozen_parts(arguments: Arguments) -> tuple[FrozenPart, ...]:
