@@ -22,7 +22,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "VisionSpec": frozenset(
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
-        "tiles text_length packed".split()
+        "tiles text_length causal_encoder recompute separate_fields pixel_shuffle".split()
     ),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(

@@ -41,7 +41,7 @@ class Instant(NamedTuple):
     lingering: int = 0
     """In backward: bytes in addition to `bytes` that module attributes still reference if no other microbatch is in flight."""
     weight: tuple[int, ...] = ()
-    """In backward: the shape of the module's weight, of each expert for experts; empty for modules without a weight."""
+    """In backward: the shape of the module's weight, of each expert for experts; empty without a trained weight."""
 
     @property
     def bytes(self) -> int:
@@ -290,7 +290,9 @@ class _Backward(_Forward):
                     self._past_branch,
                     operation.phase == "recompute",
                     self.lingering,
-                    next((each.shape[-2:] for each in operation.module.parameters if each.name == "weight"), ()),
+                    next(
+                        (each.shape[-2:] for each in operation.module.parameters if each.name == "weight" and not each.frozen), ()
+                    ),
                 )
             )
 

@@ -23,6 +23,19 @@ def frozen(module: Module, *, input_gradient: bool = True) -> Module:
     return module.derived(_frozen if input_gradient else _without_backward)
 
 
+def without_input_gradient(module: Module) -> Module:
+    """A linear layer that is trained, and whose input comes from a frozen part: it computes the gradients of its weights only.
+
+    A layer with a fused norm also computes that of its input, because the weights of the norm need it.
+    """
+    return replace(
+        module,
+        backward_workspace=tuple(each for each in module.backward_workspace if not each.name.endswith("input gradient")),
+        collectives=tuple(each for each in module.collectives if each.phase == "forward" or each.for_weight),
+        input_gradient=False,
+    )
+
+
 def _frozen(module: Module) -> Module:
     """Tensors that were stored in a dropped one are stored in the first of them that is left."""
     kept = _without_weight_gradients(module)

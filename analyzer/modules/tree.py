@@ -197,6 +197,8 @@ class Module:
     """Of a checkpoint: what its recomputation allocates last. It is referenced until the backward of the checkpoint ends."""
     recomputed: bool = False
     """The children's saved tensors are freed after forward and computed again in backward; `saved` lists what stays allocated."""
+    input_gradient: bool = True
+    """False: its weights are trained, and its input needs no gradient (`freezing.without_input_gradient`)."""
     differentiable: bool = True
     """False: it has no backward, because neither its weights nor its input need gradients (`freezing.frozen`)."""
     part: Part = ""

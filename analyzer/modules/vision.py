@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from analyzer.modules.freezing import without_input_gradient
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.mlp import activation
@@ -187,16 +188,18 @@ def encoder_output(vision: VisionSpec, encoder: ModuleInputs) -> tuple[Module, .
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def projector(vision: VisionSpec, inputs: ModuleInputs) -> Module:
+def projector(vision: VisionSpec, inputs: ModuleInputs, *, reads_frozen: bool) -> Module:
     """Two linear layers and an activation, or one linear layer whose output is gathered, and the sum with the bias.
 
-    `inputs`: `ModuleInputs.of_part("projector")`.
+    `inputs`: `ModuleInputs.of_part("projector")`. `reads_frozen`: the encoder is frozen.
     """
     shapes = Shapes(inputs)
     wide = Shapes(replace(inputs, model=replace(inputs.model, hidden_size=vision.projector_input)))
     output = replace(shapes.hidden("output"), name="output with bias")
     biased = shapes.model.bias_linear
     parts = _affine(shapes, wide) if vision.affine_projector else _mlp(vision, shapes, wide)
+    if reads_frozen and (vision.affine_projector or not vision.normed_projector):
+        parts = (without_input_gradient(parts[0]), *parts[1:])
     encoder = Module(name="encoder", kind=ModuleKind.FEED_FORWARD, children=parts, source="megatron.core.transformer.mlp.MLP")
     children: tuple[Module, ...] = (parts[0],) if vision.affine_projector else (encoder,)
     add = Module(

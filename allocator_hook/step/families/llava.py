@@ -1,17 +1,19 @@
-"""Vision-language models: `model_provider`, `get_batch` and `forward_step` of pretrain_vlm.py (0.16.1)."""
+"""Vision-language models: `model_provider`, `get_batch` and `forward_step` of pretrain_vlm.py (0.16.1) and examples/multimodal."""
 
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 
+from allocator_hook.step.config import transformer_config
 from allocator_hook.step.families.broadcast import broadcast_fields
 from allocator_hook.step.losses import loss_function
 from allocator_hook.step.versions import accepted_by
-from analyzer.specs import TrainingJob, VisionSpec
+from analyzer.specs import ModelSpec, RecomputeSpec, TrainingJob, VisionSpec
 
 IMAGE_TOKEN: Final = -200
 """`DEFAULT_IMAGE_TOKEN_INDEX` of llava_model.py: the token in whose place the embeddings of an image are written."""
@@ -35,11 +37,8 @@ def llava_module(job: TrainingJob, config: Any, *, pre_process: bool, post_proce
     kind = "transformer_engine" if te else "local"
     layer = getattr(llava_spec, f"decoder_model_with_{kind}_default_spec")(None, False)
     encoder_layer = getattr(vit_layer_specs, f"get_vit_layer_with_{kind}_spec")()
-    encoder, projector = deepcopy(config), deepcopy(config)
-    encoder.num_layers, encoder.vision_model_type = vision.encoder.num_layers, vision.kind
-    for other in (encoder, projector):
-        other.context_parallel_size = other.pipeline_model_parallel_size = 1
-        other.sequence_parallel = False
+    encoder, projector = _config_of(job, vision.encoder), _config_of(job, vision.projector)
+    encoder.vision_model_type = vision.kind
     module = LLaVAModel(
         language_transformer_config=config,
         language_transformer_layer_spec=layer,
@@ -49,7 +48,7 @@ def llava_module(job: TrainingJob, config: Any, *, pre_process: bool, post_proce
         vision_transformer_layer_spec=encoder_layer,
         drop_vision_class_token=vision.drops_class_tokens,
         vision_projection_config=projector,
-        vision_projection_layer_spec=deepcopy(layer.submodules.mlp.submodules),
+        vision_projection_layer_spec=_projector_spec(layer, vision),
         vision_projection_type="mlp",
         parallel_output=True,
         language_position_embedding_type=model.position_embedding,
@@ -61,6 +60,8 @@ def llava_module(job: TrainingJob, config: Any, *, pre_process: bool, post_proce
         img_h=vision.image_height,
         img_w=vision.image_width,
         patch_dim=vision.patch,
+        pixel_shuffle=vision.pixel_shuffle,
+        fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
         **accepted_by(LLaVAModel.__init__, vp_stage=virtual_stage),
     )
     module.freeze(
@@ -71,14 +72,39 @@ def llava_module(job: TrainingJob, config: Any, *, pre_process: bool, post_proce
     return module
 
 
+def _config_of(job: TrainingJob, model: ModelSpec) -> Any:
+    """Return the config of the encoder or of the projector, on the first stage and without sequence and context parallelism."""
+    vision = vision_of(job)
+    recompute = job.recompute
+    if vision.recompute == "none":
+        recompute = RecomputeSpec()
+    elif vision.recompute == "all" and recompute.granularity == "full":
+        recompute = replace(recompute, num_layers=vision.encoder.num_layers)
+    config = transformer_config(replace(job, model=model, recompute=recompute))
+    config.context_parallel_size = config.pipeline_model_parallel_size = 1
+    config.sequence_parallel = False
+    return config
+
+
+def _projector_spec(layer: Any, vision: VisionSpec) -> Any:
+    """Return the linear layers of the projector: those of the FFN of the language model, or without a norm."""
+    submodules = deepcopy(layer.submodules.mlp.submodules)
+    if not vision.normed_projector and vision.projector.implementation == "transformer_engine":
+        from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
+
+        submodules.linear_fc1 = TEColumnParallelLinear
+    return submodules
+
+
 def llava_forward(job: TrainingJob, model: Any) -> tuple[Any, Any]:
     """Run the forward of one microbatch. Every stage has the complete batch. Each sample has an image before its text."""
     vision, samples = vision_of(job), job.batch.micro_batch_size
     size = (samples, vision.text_length)
-    integers = broadcast_fields(dict.fromkeys(("tokens", "position_ids", "labels"), size))
     image = (samples * vision.tiles, 3, vision.image_height, vision.image_width)
+    if vision.separate_fields:
+        return _multimodal_forward(job, model, size, image)
+    integers = broadcast_fields(dict.fromkeys(("tokens", "position_ids", "labels"), size))
     floats = broadcast_fields({"image": image, "loss_mask": size}, dtype=torch.float32)
-    packed = None
     output, mask = model(
         floats["image"],
         integers["tokens"],
@@ -86,6 +112,23 @@ def llava_forward(job: TrainingJob, model: Any) -> tuple[Any, Any]:
         None,
         integers["labels"],
         floats["loss_mask"],
-        packed_seq_params=packed,
     )
+    return output, partial(loss_function, job, mask)
+
+
+def _multimodal_forward(job: TrainingJob, model: Any, size: tuple[int, int], image: tuple[int, ...]) -> tuple[Any, Any]:
+    """Run the forward of one microbatch as `get_batch` and `forward_step` of examples/multimodal/train.py do."""
+    samples, length = size
+    tokens = broadcast_fields({"tokens": size})["tokens"]
+    labels = broadcast_fields({"labels": (samples, length + 1)})["labels"]
+    images = broadcast_fields({"imgs": image}, dtype=torch.float32)["imgs"]
+    tiles = torch.full((samples,), vision_of(job).tiles, dtype=torch.int32, device="cuda")
+    broadcast_fields({"num_tiles": (samples,)}, dtype=torch.int32)
+    for name in ("cu_lengths", "max_lengths"):
+        broadcast_fields({name: (1, 1)}, dtype=torch.int32)
+    tokens = tokens.long()[:, :length].contiguous()
+    labels = labels[:, 1 : length + 1].contiguous()
+    positions = torch.arange(length, dtype=torch.long, device="cuda").unsqueeze(0).expand_as(tokens)
+    loss_mask = torch.ones(labels.size(), dtype=torch.float, device="cuda")
+    output, mask = model(images, tokens, positions, None, labels, loss_mask, num_image_tiles=tiles)
     return output, partial(loss_function, job, mask)

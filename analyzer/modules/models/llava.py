@@ -102,7 +102,7 @@ def _images(inputs: ModuleInputs) -> Parts:
         Stack("vision_model.decoder", tuple((layer.derived(in_encoder), times) for layer, times in layers)),
         *encoder_output(vision, encoder.of_ends),
     )
-    projected = projector(vision, inputs.of_part("projector").of_ends)
+    projected = projector(vision, inputs.of_part("projector").of_ends, reads_frozen="vision_model" in parts_frozen)
     if "vision_model" in parts_frozen:
         parts = of_frozen_part(parts, input_gradient=False)
     if "vision_projection" in parts_frozen:

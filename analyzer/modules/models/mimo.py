@@ -80,7 +80,7 @@ def _images(inputs: ModuleInputs) -> Parts:
         Stack("vision_model.decoder", tuple((layer.derived(in_encoder), times) for layer, times in layers)),
         _encoder_output(vision, encoder.of_ends),
     )
-    return (*of_frozen_part(parts, input_gradient=False), projector(vision, inputs.of_part("projector").of_ends))
+    return (*of_frozen_part(parts, input_gradient=False), projector(vision, inputs.of_part("projector").of_ends, reads_frozen=True))
 
 
 @lru_cache(maxsize=CACHED_ENDS)

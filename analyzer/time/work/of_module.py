@@ -27,8 +27,10 @@ def work_of(module: Module, context: WorkContext) -> Work:
 
 
 def _trained_work(module: Module, context: WorkContext) -> Work:
-    """The kernels, without those of the gradients of frozen weights."""
+    """The kernels, without those of the gradients of frozen weights, or of an input that needs none."""
     work = _work(module, context)
+    if not module.input_gradient:
+        return work._replace(backward=tuple(each for each in work.backward if each.name != "data gradient"))
     if not module.parameters or not all(each.frozen for each in module.parameters):
         return work
     return work._replace(backward=tuple(each for each in work.backward if each.name not in _OF_WEIGHTS))

@@ -23,7 +23,7 @@ from tests.allocator_hook.shadow.conftest import Record
 from tests.allocator_hook.shadow.encoder_layouts import BASES, ENCODERS
 from tests.allocator_hook.shadow.found_layouts import FOUND
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
-from tests.allocator_hook.shadow.vision_layouts import VISION, VISION_BASE
+from tests.allocator_hook.shadow.vision_layouts import MULTIMODAL, MULTIMODAL_BASE, VISION, VISION_BASE
 from tests.data_files import data_file
 
 pytestmark = [
@@ -122,6 +122,7 @@ GRID = {
     **HYBRID,
     **ENCODERS,
     **VISION,
+    **MULTIMODAL,
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
     "gpt, tp2 sp": "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
@@ -345,7 +346,7 @@ KNOWN: dict[str, tuple[int, str]] = {
 HELD_BY_PLAN = [name for name in FOUND if name.startswith("overlapped microbatches")]
 """Layouts whose first layer does not keep its input after its backward. The schedule plan references the output of the embedding
 until it is freed itself, between two microbatches, so that the trace does not list this output as saved."""
-SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION], "0.16") | {
+SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL], "0.16") | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
     "llama, attention on the host, pp2": "0.16",
@@ -496,7 +497,9 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
 
     if reason := not_compared(name):
         pytest.skip(reason)
-    base = {**BASES, "vision": VISION_BASE}.get(name.partition(",")[0], BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE)
+    base = {**BASES, "vision": VISION_BASE, "multimodal": MULTIMODAL_BASE}.get(
+        name.partition(",")[0], BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
+    )
     if name in HYBRID:
         base = base.replace("pretrain_gpt.py --num-layers 4", SCRIPT)
     argv = [*(base + GRID[name]).split(), "--info-te", str(TE), *own_release()]

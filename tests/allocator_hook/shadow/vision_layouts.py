@@ -43,3 +43,21 @@ VISION: Final = {
     "vision, frozen encoder, pp2": "--bf16 --freeze-ViT --pipeline-model-parallel-size 2",
     "vision, frozen language model, unfused": "--bf16 --freeze-LM --attention-backend unfused --no-gradient-accumulation-fusion",
 }
+MULTIMODAL_BASE: Final = (
+    "--nproc-per-node 8 examples/multimodal/train.py --num-layers 2 --hidden-size 512 --num-attention-heads 8 --seq-length 64 "
+    "--decoder-seq-length 512 --max-position-embeddings 512 --micro-batch-size 2 --global-batch-size 16 --train-iters 10 "
+    "--lr 1e-4 --ckpt-format torch --tokenizer-type NullTokenizer --vocab-size 9999 --img-h 112 --img-w 112 --patch-dim 14 --bf16 "
+    "--use-te --untie-embeddings-and-output-weights --tokenizer-prompt-format llama3 --ffn-hidden-size 14336 --info-gpu H100-80GB "
+    "--attention-dropout 0 --hidden-dropout 0 --swiglu --normalization RMSNorm --disable-bias-linear "
+    "--position-embedding-type rope "
+)
+"""The beginning of a launch of a layout whose name begins with multimodal."""
+MULTIMODAL: Final = {
+    "multimodal, mistral, clip": "--language-model-type mistral_7b",
+    "multimodal, both frozen": "--language-model-type mistral_7b --freeze-LM --freeze-ViT --disable-vision-class-token",
+    "multimodal, siglip, tp2": "--language-model-type llama3.1_8b --vision-model-type siglip --tensor-model-parallel-size 2",
+    "multimodal, frozen encoder, full recompute": "--language-model-type llama3.2_1b --freeze-ViT --recompute-granularity full "
+    "--recompute-method uniform --recompute-num-layers 1",
+    "multimodal, full recompute of both": "--language-model-type qwen2.5_7B --recompute-vision --recompute-granularity full "
+    "--recompute-method uniform --recompute-num-layers 1",
+}
