@@ -19,6 +19,8 @@ def test_megatrons_own_script_needs_no_statement(entry: str) -> None:
     [
         ("examples/bert/pretrain_bert.py", "bert"), ("pretrain_t5.py", "t5"), ("megatron.pretrain_t5", "t5"),
         ("pretrain_gpt.py", "gpt"), ("train.py", "gpt"), (None, "gpt"),
+        ("pretrain_vlm.py", "llava"), ("megatron.pretrain_vlm", "llava"),
+        ("/a/examples/multimodal/train.py", "llava"), ("./examples/mimo/train.py", "mimo"), ("my/train.py", "gpt"),
     ],
 )  # fmt: skip
 def test_the_script_says_which_model_is_trained(entry: str | None, family: str) -> None:
@@ -46,13 +48,13 @@ def test_any_other_script_is_assumed_to_train_a_gpt(entry: str) -> None:
     [
         ("my_bert/train.py", "BERT"),
         ("finetune_t5.py", "T5"),
-        ("pretrain_vlm.py", "vision-language"),
+        ("my_vlm/pretrain_llava.py", "vision-language"),
         ("pretrain_llava.py", "vision-language"),
         ("qwen2_vl/pretrain_qwen2_vl.py", "vision-language"),
         ("pretrain_vision_classify.py", "vision transformer"),
         ("tools/retro/pretrain_retro.py", "RETRO"),
         ("pretrain_ict.py", "ICT"),
-        ("examples/multimodal/train.py", "multimodal"),
+        ("my_multimodal/train.py", "multimodal"),
         ("train_rl.py", "reinforcement learning"),
     ],
 )

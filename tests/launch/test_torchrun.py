@@ -115,7 +115,7 @@ def test_any_number_of_nodes_and_gpus(nodes: int, gpus: int) -> None:
     assert world("--nnodes", str(nodes), "--nproc-per-node", str(gpus)).size == nodes * gpus
 
 
-@pytest.mark.parametrize("script", ["pretrain_ict.py", "a/pretrain_vision_classify.py", "pretrain_vlm.py"])
+@pytest.mark.parametrize("script", ["pretrain_ict.py", "a/pretrain_vision_classify.py", "my_vlm.py"])
 def test_scripts_of_other_models_are_refused(script: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         world("--nproc-per-node", "8", script, "--bf16")
@@ -124,7 +124,7 @@ def test_scripts_of_other_models_are_refused(script: str) -> None:
 
 def test_a_module_of_another_model_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="vision-language"):
-        world("-m", "pretrain_vlm")
+        world("-m", "pretrain_llava")
 
 
 def test_an_unknown_script_is_assumed_to_build_a_gpt() -> None:

@@ -28,7 +28,7 @@ _MODELLED: Final = """
     fp8_param_gather fp8_recipe fsdp_double_buffer global_batch_size grad_reduce_in_bf16
     gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size
     heterogeneous_layers_config_encoded_json heterogeneous_layers_config_path
-    hybrid_attention_ratio hybrid_layer_pattern hybrid_mlp_ratio hybrid_override_pattern is_hybrid_model
+    hybrid_attention_ratio hybrid_layer_pattern hybrid_mlp_ratio hybrid_override_pattern img_h img_w is_hybrid_model
     disable_mamba_mem_eff_path mamba_head_dim mamba_num_groups mamba_num_heads mamba_state_dim use_mamba_mem_eff_path
     hierarchical_context_parallel_sizes init_model_with_meta_device kv_channels kv_lora_rank
     linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
@@ -51,7 +51,7 @@ _MODELLED: Final = """
     num_virtual_stages_per_pipeline_rank offload_modules outer_dp_sharding_strategy overlap_grad_reduce overlap_p2p_comm
     align_grad_reduce overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release
     overlap_p2p_comm_warmup_flush overlap_param_gather overlap_param_gather_with_optimizer_step pad_vocab_size
-    padded_vocab_size pipeline_model_parallel_layout pipeline_model_parallel_size q_lora_rank qk_head_dim
+    padded_vocab_size patch_dim pipeline_model_parallel_layout pipeline_model_parallel_size q_lora_rank qk_head_dim
     qk_layernorm qk_pos_emb_head_dim quick_geglu rampup_batch_size recompute_activations recompute_granularity
     recompute_method recompute_modules recompute_num_layers reuse_grad_buf_for_mxfp8_param_ag rope_type
     rotary_interleaved rotary_percent seq_length sequence_parallel sgd_momentum softmax_type squared_relu
@@ -173,8 +173,8 @@ _REASONS: Final[dict[str, str]] = {
         classes_fraction data_per_class_fraction data_sharding dino_bottleneck_size
         dino_freeze_last_layer dino_head_hidden_size dino_local_crops_number dino_local_img_size dino_norm_last_layer
         dino_teacher_temp dino_warmup_teacher_temp dino_warmup_teacher_temp_epochs embedding_path evidence_data_path
-        head_lr_mult ict_head_size ict_load img_h img_w indexer_batch_size indexer_log_interval iter_per_epoch
-        mask_factor mask_prob mask_type num_channels num_classes patch_dim query_in_block_prob
+        head_lr_mult ict_head_size ict_load indexer_batch_size indexer_log_interval iter_per_epoch
+        mask_factor mask_prob mask_type num_channels num_classes query_in_block_prob
         retriever_report_topk_accuracies retriever_score_scaling retriever_seq_length retro_attention_gate
         retro_cyclic_train_iters retro_encoder_attention_dropout retro_encoder_hidden_dropout retro_encoder_layers
         retro_num_neighbors retro_num_retrieved_chunks retro_return_doc_ids retro_verify_neighbor_count retro_workdir

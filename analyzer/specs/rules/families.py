@@ -1,16 +1,16 @@
-"""Rules of models other than GPT. Sources: pretrain_bert.py and pretrain_t5.py, megatron-core 0.16.1."""
+"""Rules of models other than GPT. Sources: pretrain_bert.py, pretrain_t5.py and pretrain_vlm.py, megatron-core 0.16.1."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from analyzer.specs.job import TrainingJob
-from analyzer.specs.model import FAMILY_NAMES
+from analyzer.specs.model import FAMILY_NAMES, FROZEN_PARTS
 from analyzer.specs.rules.violation import Violation
 
 
 def family_violations(job: TrainingJob) -> Iterator[Violation]:
-    """Layouts and options that Megatron refuses for BERT or T5, or that their scripts do not support."""
+    """Layouts and options that Megatron refuses for these models, or that their scripts do not support."""
     model, parallel = job.model, job.parallel
     if model.family == "gpt":
         return
@@ -41,7 +41,18 @@ def _t5_violations(job: TrainingJob) -> Iterator[Violation]:
 
 
 def _vision_violations(job: TrainingJob) -> Iterator[Violation]:
-    parallel = job.parallel
+    """`model_provider` of pretrain_vlm.py, `LLaVAModel.__init__`, and `get_batch` of examples/mimo/train.py."""
+    model, parallel = job.model, job.parallel
+    if model.family == "mimo" and parallel.pipeline > 1:
+        yield Violation(("pipeline_model_parallel_size",), "MIMO models have no pipeline stages", "use 1")
     if parallel.context > 1 and parallel.pipeline > 1:
         fault = "pretrain_vlm.py cannot split sequences over ranks and have pipeline stages at the same time"
         yield Violation(("context_parallel_size", "pipeline_model_parallel_size"), fault, "use 1 for one of them")
+    split = parallel.context > 1 or (parallel.sequence_parallel and parallel.tensor > 1)
+    if split and model.implementation == "local":
+        fault = "splitting a sequence of text and images needs the attention of Transformer Engine"
+        yield Violation(
+            ("context_parallel_size", "sequence_parallel"), fault, "use layers of Transformer Engine, or leave both out"
+        )
+    if {*model.frozen} == {*FROZEN_PARTS}:
+        yield Violation(("freeze_LM", "freeze_ViT"), "nothing is trained", "leave one of them out")

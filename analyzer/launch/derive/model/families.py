@@ -131,8 +131,7 @@ def _mimo_shape(launch: LaunchInput, shape: Shape, parallel: ParallelSpec) -> Sh
 def _mimo(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, length: int) -> ModelSpec:
     from analyzer.launch.derive.model.mimo import mimo_model
 
-    del parallel
-    return mimo_model(launch, model, length=length)
+    return mimo_model(launch, model, parallel, length=length)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.derive.model.vision import combined_length, kernel_of
-from analyzer.launch.derive.reading import positive, required, text
+from analyzer.launch.derive.model.vision import check_optimizer, combined_length, kernel_of
+from analyzer.launch.derive.reading import option, positive, required, text
 from analyzer.specs import ModelSpec, VisionSpec
 from analyzer.units import round_up
 
@@ -63,9 +63,13 @@ def mimo_shape(launch: LaunchInput, shape: Shape, parallel: ParallelSpec) -> Sha
     )
 
 
-def mimo_model(launch: LaunchInput, model: ModelSpec, *, length: int) -> ModelSpec:
+def mimo_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, *, length: int) -> ModelSpec:
     """Vicuna-7B with CLIP and a projector of two layers, of which only the projector is trained."""
     arguments = launch.arguments
+    check_optimizer(arguments)
+    if parallel.tensor > 1:  # the provider leaves the size in the configuration at 1
+        named = option(arguments, "tensor_model_parallel_size")
+        raise UnsupportedError(f"{named} {parallel.tensor}", "is not modelled for MIMO models", "use 1")
     images = _images(arguments, length)
     language = replace(
         model,
