@@ -85,6 +85,9 @@ def check_supported(job: TrainingJob) -> None:
         raise UnsupportedError(
             "--info-engine shadow", "the legacy model code of 2023 is not part of megatron-core", "use --info-engine formula"
         )
+    if job.model.vision is not None and (job.parallel.context > 1 or job.model.family == "mimo"):
+        what = "MIMO models" if job.model.family == "mimo" else "images with context parallelism"
+        raise UnsupportedError("--info-engine shadow", f"the recorded step does not support {what}", "use --info-engine formula")
     if job.model.moe is not None and job.model.moe.flex is not None and job.model.moe.imbalance != 1:
         raise UnsupportedError(
             "--info-moe-imbalance", "the shadow engine does not support it with the flex dispatcher", "use --info-engine formula"

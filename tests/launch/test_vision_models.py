@@ -23,11 +23,11 @@ VLM = (
 )
 MULTIMODAL = (
     "--nproc-per-node 8 examples/multimodal/train.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 576 "
-    "--decoder-seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 8 --train-iters 10 --lr 1e-4 "
-    "--tokenizer-type NullTokenizer --vocab-size 32767 --ckpt-format torch --img-h 336 --img-w 336 --patch-dim 14 --bf16 --use-te "
-    "--untie-embeddings-and-output-weights --tokenizer-prompt-format mistral --normalization RMSNorm --disable-bias-linear --swiglu "
-    "--position-embedding-type rope --group-query-attention --num-query-groups 8 --ffn-hidden-size 14336 "
-    "--tensor-model-parallel-size 4 "
+    "--decoder-seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 8 --train-iters 10 "
+    "--lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 32767 --ckpt-format torch --img-h 336 --img-w 336 --patch-dim 14 --bf16 "
+    "--use-te --untie-embeddings-and-output-weights --tokenizer-prompt-format mistral --normalization RMSNorm "
+    "--disable-bias-linear --swiglu --position-embedding-type rope --group-query-attention --num-query-groups 8 "
+    "--ffn-hidden-size 14336 --tensor-model-parallel-size 4 "
 )
 MIMO = (
     "--nproc-per-node 8 examples/mimo/train.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 4096 "

@@ -105,8 +105,12 @@ def _layer_types(model: ModelSpec) -> str:
 
 
 def _layers(model: ModelSpec) -> str:
-    """'GPT, 24 layers', or for T5 the layers of its encoder and of its decoder."""
+    """'GPT, 24 layers', for T5 the layers of its encoder and of its decoder, for images also the encoder and what is frozen."""
     name = FAMILY_NAMES[model.family] if model.hybrid is None else "Mamba hybrid"
+    if model.vision is not None:
+        encoder = f"{plural(model.vision.encoder.num_layers, 'layer')} in the encoder ({model.vision.kind})"
+        still = f", frozen: {' and '.join(model.frozen)}" if model.frozen else ""
+        return f"{name}, {plural(model.num_layers, 'layer')}, {encoder}{still}"
     if model.decoder_seq_length is None:
         return f"{name}, {plural(model.num_layers, 'layer')}"
     return f"{name}, {model.num_layers} encoder and {plural(model.num_layers, 'decoder layer')}"

@@ -229,6 +229,11 @@ def shape_of_family(launch: LaunchInput, shape: Shape, parallel: ParallelSpec) -
 def complete_family(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, *, seq_length: int) -> ModelSpec:
     """The model with the fields of its family. `seq_length`: of `shape_of_family`."""
     completed = facts_of(launch.arguments).complete(launch, model, parallel, seq_length)
+    if completed.vision is not None:
+        launch.assume(
+            "Model FLOPs and MFU count the language model with gradients of all its weights: not the vision encoder, and frozen "
+            "weights as trained ones. The time counts what runs."
+        )
     return replace(completed, family=family_of(launch.arguments.entry))
 
 
