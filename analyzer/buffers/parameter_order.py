@@ -89,6 +89,7 @@ def _place_in_model(module: Module) -> int:
 
 _IN_ENCODER: Final = {
     ModuleKind.CLASS_TOKENS: 1,
+    ModuleKind.VISION_POSITIONS: 2,
     ModuleKind.PATCHES: 3,
     ModuleKind.POSITION_EMBEDDINGS: 4,
     ModuleKind.DECODER: 5,

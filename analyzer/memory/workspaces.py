@@ -16,6 +16,7 @@ from analyzer.modules.attention.unfused_attention import attention_mask, combine
 from analyzer.modules.inputs import CachedDummies
 from analyzer.modules.kinds import BERT_HEADS, LATENT_PROJECTIONS, LINEAR, MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
+from analyzer.modules.radio import RADIO
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
@@ -190,6 +191,8 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
         yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")
     in_torch = BERT_HEADS | {ModuleKind.OUTPUT_LAYER, ModuleKind.SHARED_GATE} | (routers - in_te)
     in_torch |= FROM_START if context.te else LINEAR
+    vision = job.model.vision
+    in_torch |= {ModuleKind.PATCHES} if vision is not None and vision.kind in RADIO else FROM_START
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
     # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two
     fp8 = job.precision.fp8
@@ -312,7 +315,8 @@ def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dt
 def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
     """The distinct modules whose GEMM can accumulate the weight gradient, in order."""
     found: dict[int, Module] = {}
-    linear = tree.kind in LINEAR or tree.kind in MOE_LATENT_PROJECTIONS
+    patches = tree.kind is ModuleKind.PATCHES and len(tree.parameters[0].shape) == len(("outputs", "inputs"))
+    linear = tree.kind in LINEAR or tree.kind in MOE_LATENT_PROJECTIONS or patches
     if linear or tree.kind in (ModuleKind.OUTPUT_LAYER, ModuleKind.REPLACED_BRANCH):
         found[id(tree)] = tree
     for child in tree.children:

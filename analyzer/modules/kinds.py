@@ -17,6 +17,8 @@ class ModuleKind(Enum):
     TOKEN_TYPE_EMBEDDINGS = auto()
     PATCHES = auto()
     """The convolution of a vision encoder, which makes a token of each patch."""
+    VISION_POSITIONS = auto()
+    """Positions of a vision encoder that are interpolated."""
     CLASS_TOKENS = auto()
     VISION_INPUT = auto()
     """The tokens of a vision encoder with positions, as its first layer reads them."""

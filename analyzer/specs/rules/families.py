@@ -48,6 +48,11 @@ def _vision_violations(job: TrainingJob) -> Iterator[Violation]:
     if parallel.context > 1 and parallel.pipeline > 1:
         fault = "pretrain_vlm.py cannot split sequences over ranks and have pipeline stages at the same time"
         yield Violation(("context_parallel_size", "pipeline_model_parallel_size"), fault, "use 1 for one of them")
+    vision = model.vision
+    several = vision is not None and vision.class_tokens > 1 and not vision.drops_class_tokens
+    if several and parallel.pipeline > 1:  # there `class_token_len` is 1
+        fault = "the last stage counts one class token of the encoder, which has more"
+        yield Violation(("pipeline_model_parallel_size",), fault, "use 1, or --disable-vision-class-token")
     split = parallel.context > 1 or (parallel.sequence_parallel and parallel.tensor > 1)
     if split and model.implementation == "local":
         fault = "splitting a sequence of text and images needs the attention of Transformer Engine"

@@ -102,6 +102,16 @@ def _activation(module: Module, context: WorkContext) -> Work:
     return elementwise.activation(context, rows=prod(shape[:-1]), width=shape[-1], in_experts=len(shape) == 2)
 
 
+def _patches(module: Module, context: WorkContext) -> Work:
+    """A linear layer on the pixels of each patch, or a convolution, which is taken to be bound by memory."""
+    weight = next(each for each in module.parameters if each.name == "weight")
+    if len(weight.shape) != len(("outputs", "inputs")):
+        return _copies(module, context)
+    n, k = weight.shape
+    rows = prod(next(each.shape[:-1] for each in module.forward_workspace if each.name == "output"))
+    return gemms(context, rows=rows, n=n, k=k, precision=context.precision)
+
+
 def _copies(module: Module, context: WorkContext) -> Work:
     """Operations that read and write the tensors of their workspaces: patches, class tokens and merged sequences."""
     del context
@@ -114,7 +124,8 @@ def _copies(module: Module, context: WorkContext) -> Work:
 
 
 _OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
-    ModuleKind.PATCHES: _copies,
+    ModuleKind.PATCHES: _patches,
+    ModuleKind.VISION_POSITIONS: _copies,
     ModuleKind.CLASS_TOKENS: _copies,
     ModuleKind.VISION_INPUT: _copies,
     ModuleKind.VISION_OUTPUT: _copies,

@@ -60,4 +60,11 @@ MULTIMODAL: Final = {
     "--recompute-method uniform --recompute-num-layers 1",
     "multimodal, full recompute of both": "--language-model-type qwen2.5_7B --recompute-vision --recompute-granularity full "
     "--recompute-method uniform --recompute-num-layers 1",
+    "multimodal, radio": "--language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16",
+    "multimodal, radio, tp2": "--language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16 "
+    "--tensor-model-parallel-size 2",
+    "multimodal, frozen radio": "--language-model-type llama3.2_1b --vision-model-type cradio-g --patch-dim 16 --freeze-ViT "
+    "--disable-vision-class-token",
+    "multimodal, radio, pp2": "--language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16 "
+    "--pipeline-model-parallel-size 2 --disable-vision-class-token",
 }

@@ -70,13 +70,13 @@ class _Encoder:
 _ENCODERS: Final[dict[VisionEncoder, _Encoder]] = {
     "clip": _Encoder(layers=24, hidden=1024, ffn=4096, heads=16, head=64, class_tokens=1),
     "siglip": _Encoder(layers=27, hidden=1152, ffn=4304, heads=16, head=72, class_tokens=0),
+    "radio": _Encoder(layers=32, hidden=1280, ffn=5120, heads=16, head=80, class_tokens=8),
+    "cradio-g": _Encoder(layers=40, hidden=1536, ffn=6144, heads=24, head=64, class_tokens=8),
 }
 _REFUSED_ENCODERS: Final = {
     "internvit": "its layers scale their outputs, and its norms of queries and keys gather all heads",
     "internvit300M": "its layers scale their outputs",
-    "radio": "its position embeddings are cropped and interpolated",
-    "radio-g": "its position embeddings are cropped and interpolated, and its layers scale their outputs",
-    "cradio-g": "its position embeddings are cropped and interpolated",
+    "radio-g": "its layers scale their outputs",
 }
 
 
