@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
+    from analyzer.frameworks.prepare import Prepared
     from analyzer.inference.offload.estimate import OffloadReport
     from analyzer.inference.reading import InferenceLaunch
     from analyzer.inference.results import InferenceReport
@@ -203,11 +204,18 @@ def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
 
 
 def _read(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, default_gpu: str | None) -> Launch:
+    from analyzer.frameworks.prepare import prepare
+
+    return _read_prepared(prepare(argv, environ=environ, folder=folder), argv, folder=folder, default_gpu=default_gpu)
+
+
+def _read_prepared(prepared: Prepared, argv: Sequence[str], *, folder: Path, default_gpu: str | None) -> Launch:
     from analyzer.hardware.gpus import hardware
     from analyzer.launch.build import build
     from analyzer.launch.parse import parse
 
-    arguments, world, options = parse(argv, environ=environ, folder=folder)
+    environ = prepared.environ
+    arguments, world, options = parse(prepared.argv, environ=environ, folder=folder, own=prepared.own)
     for field in ("rank", "layers", "allocator"):
         if getattr(options, field) is not None and options.record is None:
             raise InputError(f"--info-{field}", "is only used with --info-record", "add --info-record FILE, or leave it out")

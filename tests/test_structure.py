@@ -27,6 +27,7 @@ LAYERS = (
     {"files"},
     {"specs", "script"},
     {"launch", "layout", "schedule", "hardware"},
+    {"frameworks"},
     {"modules"},
     {"buffers"},
     {"passes"},

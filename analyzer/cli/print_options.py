@@ -10,6 +10,7 @@ from typing import Final
 
 from analyzer.cli.output import standard_output
 from analyzer.errors import FITS
+from analyzer.frameworks.prepare import prepare
 from analyzer.launch.argv_parser import options_with_values
 from analyzer.launch.parse import parse
 from analyzer.report.visible import visible
@@ -23,7 +24,8 @@ def print_options(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
 
     An option that is given several times is printed once, with the value that counts. Assumptions go to standard error.
     """
-    arguments, _, _ = parse(argv, environ=environ, folder=folder)
+    prepared = prepare(argv, environ=environ, folder=folder)
+    arguments, _, _ = parse(prepared.argv, environ=prepared.environ, folder=folder, own=prepared.own)
     with standard_output() as stream:
         for line in lines_of(arguments.words):
             print(line, file=stream)

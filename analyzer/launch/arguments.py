@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from analyzer.specs.fine_tuning import FineTuning
 from analyzer.specs.software import SoftwareSpec
 
 
@@ -32,6 +33,9 @@ class Arguments:
     """What the launch does not say or this program does not know, one sentence each. The report begins with them."""
     withheld: tuple[str, ...] = ()
     """Why there can be no verdict: what the launch trains otherwise than the analysis counts it, a fragment of a sentence each."""
+
+    tuning: FineTuning = FineTuning()
+    """What is trained beside, or instead of, all parameters of the model."""
 
     words: tuple[str, ...] = ()
     """Megatron's part of the command line, those of the model of --info-model first."""

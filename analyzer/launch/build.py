@@ -127,7 +127,8 @@ def _build(
         assumed_vocabulary=vocabulary.assumed,
         fsdp=fsdp,
         graphs=graphs,
-        withheld=arguments.withheld,
+        withheld=tuple(dict.fromkeys([*arguments.withheld, *arguments.tuning.not_counted()])),
+        tuning=arguments.tuning,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
     )
     broken = [*option_violations(launch, job), *violations(job)]

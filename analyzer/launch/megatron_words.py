@@ -17,6 +17,7 @@ from analyzer.launch.launchers.world import World
 from analyzer.launch.options.catalogue import OLDEST
 from analyzer.launch.options.script_options import flags_of
 from analyzer.launch.placeholders import with_whole_placeholders
+from analyzer.specs.fine_tuning import FineTuning
 
 if TYPE_CHECKING:
     from analyzer.launch.forks.fork_table import ForkOption, ForkTable
@@ -42,6 +43,8 @@ class MegatronWords:
     """The number of GPUs, if options of the fork give it."""
     model: str | None = None
     """The Hugging Face name or the folder of the model, if the fork gives it instead of options."""
+    tuning: FineTuning = FineTuning()
+    """What is trained beside, or instead of, all parameters of the model."""
 
 
 def megatron_words(
@@ -59,8 +62,6 @@ def megatron_words(
     to be chosen from the catalogue. `world`: number of GPUs, if it is known. Raises InputError for misspelled options, for
     options that only other releases than `table` have, and with `strict` for unknown options.
     """
-    if (entry or "").startswith("verl.") or any("actor_rollout_ref." in word for word in words):
-        return _of_verl(words, catalogue)
     words, sentences = with_whole_placeholders(words)
     found = _megatron_words(words, table, catalogue, world=world, strict=strict, of_script=flags_of(entry))
     return replace(found, statements=(*sentences, *found.statements))
@@ -137,20 +138,6 @@ def _translated(
         withheld=tuple(dict.fromkeys([*translation.withheld, *filter(None, withheld)])),
         world=World.of(gpus) if (gpus := world_of(given)) is not None else None,
         model=model,
-    )
-
-
-def _of_verl(words: Sequence[str], catalogue: Catalogue) -> MegatronWords:
-    from analyzer.launch.forks.verl import read_verl
-
-    launch = read_verl(words, catalogue.newest)
-    return MegatronWords(
-        launch.words,
-        notes=launch.notes,
-        statements=launch.statements,
-        withheld=launch.withheld,
-        world=launch.world,
-        model=launch.model,
     )
 
 

@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from analyzer.launch.options.option_table import Option, OptionTable
 
 
-def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> tuple[Arguments, World | None, InfoOptions]:
+def parse(
+    argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, own: MegatronWords | None = None
+) -> tuple[Arguments, World | None, InfoOptions]:
     """Parses `argv`, the words after the program's name.
 
-    `environ` is the environment and `folder` the working folder of the launch. Raises InputError for what torchrun or
+    `environ` is the environment and `folder` the working folder of the launch. `own`: Megatron's options of a launch through a
+    framework; `argv` then has only options of the launcher and of this program. Raises InputError for what torchrun or
     Megatron refuses, UnsupportedError for what is not modelled. The world is None if nothing gives the number of GPUs.
     """
     catalogue = load_catalogue()
@@ -61,14 +64,16 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         gpus_per_node=info.gpus_per_node,
     )
     size = None if world is None else world.size
-    own = megatron_words(words.megatron, words.entry, table, catalogue, world=size, strict=info.strict)
-    entry = _about_entry(words, known) if own.model is None else ()
+    of_framework = own is not None
+    if own is None:
+        own = megatron_words(words.megatron, words.entry, table, catalogue, world=size, strict=info.strict)
+    entry = _about_entry(words, known) if own.model is None and not of_framework else ()
     if info.world_size is None:
         world = own.world or world
     model = info.model or own.model
     if model is not None:
         check_model_file(info, model, folder)
-    sources = _Sources(choice, catalogue, model, script=words.entry is not None and own.model is None, folder=folder)
+    sources = _Sources(choice, catalogue, model, script=of_framework or (words.entry is not None and own.model is None), folder=folder)
     own, parsed = _read_values_of_forks(own, sources, known)
     software, versions = software_of(parsed.table.release, te=info.te, torch=info.torch, engine=info.engine)
     arguments = Arguments(
@@ -86,6 +91,7 @@ def parse(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> t
         ),
         unknown=(*entry, *parsed.statements, *own.statements, *of_file),
         withheld=own.withheld,
+        tuning=own.tuning,
         words=parsed.words,
         fork=own.fork.fork.key if own.fork is not None else None,
         software=software,

@@ -1,0 +1,46 @@
+"""The model that a framework takes from a Hugging Face checkpoint, and what Megatron-Bridge sets for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from analyzer.errors import AnalyzerError
+from analyzer.launch.forks.swift import published_model
+from analyzer.launch.other_models import refuse_other_model
+
+_OF_EXPERTS: Final = ("--moe-token-dispatcher-type", "alltoall", "--moe-grouped-gemm")
+"""What providers of Megatron-Bridge have for models with experts (models/*_provider.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model by the name or the folder of its checkpoint."""
+
+    name: str
+    defaults: tuple[str, ...]
+    """Options that the framework sets for it; options of the launch follow, and take precedence."""
+    experts: bool = False
+
+
+def named_model(setting: str, name: str, *, folder: Path | None = None) -> NamedModel:
+    """The model that `setting` names. Raises UnsupportedError for a model that is no GPT.
+
+    A name that is neither a published model nor a folder is left to the reader of configurations, which refuses it.
+    """
+    refuse_other_model(setting, name)
+    found = published_model(name) or name
+    experts = _has_experts(found, folder or Path.cwd())
+    return NamedModel(found, _OF_EXPERTS if experts else (), experts)
+
+
+def _has_experts(name: str, folder: Path) -> bool:
+    from analyzer.launch.model_config.families import megatron_model
+    from analyzer.launch.model_config.published import read_configuration
+
+    try:
+        model = megatron_model(read_configuration(name, folder=folder))
+    except AnalyzerError:  # refused with its own message when the words are read
+        return False
+    return any(option[0] == "--num-experts" for option in model.options)

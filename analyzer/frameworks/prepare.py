@@ -1,0 +1,106 @@
+"""Turns a launch of a framework into words that `analyzer.launch.parse` reads; other launches stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from analyzer.errors import InputError
+from analyzer.frameworks.recognize import LAUNCH, Found, recognize
+
+if TYPE_CHECKING:
+    from analyzer.launch.megatron_words import MegatronWords
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A launch, ready for `analyzer.launch.parse.parse`."""
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    own: MegatronWords | None = None
+    """The options of Megatron-LM that a configuration of a framework stands for; None for a command line of options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a reader of a framework is given."""
+
+    found: Found
+    environ: Mapping[str, str]
+    folder: Path
+    """The working folder of the launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a reader of a framework returns: options of Megatron-LM, or the words of a command line that is read as usual."""
+
+    own: MegatronWords | None = None
+    argv: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the configuration sets."""
+
+
+def prepare(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> Prepared:
+    """The launch as `parse` reads it. Raises InputError for a configuration that cannot be read or is of no known framework."""
+    found = recognize(argv)
+    if found is None:
+        return Prepared(tuple(argv), environ)
+    if any(word.partition("=")[0] == LAUNCH for word in found.rest):
+        raise InputError(LAUNCH, "starts Megatron-LM's own scripts only", "leave it out, and start the framework's command")
+    launch = Input(found, environ, folder)
+    output = _reader(launch)(launch)
+    given = {name: value for name, value in output.environ.items() if name not in environ}
+    return Prepared((*found.rest, *output.argv), {**environ, **given} if given else environ, output.own)
+
+
+def _reader(launch: Input) -> Callable[[Input], Output]:
+    from importlib import import_module
+
+    name = launch.found.framework
+    if name is None:
+        from analyzer.frameworks.yaml_files import read_tree
+
+        tree = read_tree(launch.folder / launch.found.program, launch.found.program)
+        name = framework_of(tree)
+        if name is None:
+            fault = "has keys of no known framework"
+            remedy = "give a configuration of Megatron-Bridge, NeMo-RL, Primus, ROLL, verl or ms-swift, or --yaml-cfg FILE"
+            raise InputError(launch.found.program, fault, remedy)
+    reader: Callable[[Input], Output] = import_module(f"analyzer.frameworks.{name}").read
+    return reader
+
+
+_KEYS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("primus", ("modules",)),
+    ("verl", ("actor_rollout_ref",)),
+    ("roll", ("actor_train", "sft_train", "student", "student_train", "dpo_train", "strategy_args", "pretrain")),
+    ("nemo_rl", ("policy",)),
+    ("megatron_yaml", ("language_model", "model_parallel")),
+    ("bridge", ("model", "ddp")),
+    ("bridge", ("model", "optimizer", "train")),
+    ("ms_swift", ("tuner_type",)),
+    ("ms_swift", ("train_type",)),
+    ("ms_swift", ("micro_batch_size", "model")),
+)
+"""The keys of a file by framework: all of them for the last five, one of them for the others."""
+_ANY: Final = frozenset({"roll"})
+
+
+def framework_of(tree: Mapping[str, object]) -> str | None:
+    """The framework whose keys a file has."""
+    for name, keys in _KEYS:
+        if (any if name in _ANY else all)(key in tree for key in keys):
+            return name
+    defaults = tree.get("defaults")
+    if isinstance(defaults, str) or (isinstance(defaults, list) and any(str(each).endswith((".yaml", ".yml")) for each in defaults)):
+        return "nemo_rl"
+    return None
+
+
+def with_note(own: MegatronWords, *notes: str) -> MegatronWords:
+    """The words with further assumptions."""
+    return replace(own, notes=(*own.notes, *notes))

@@ -1,0 +1,292 @@
+"""Launches of verl (verl-project/verl), whose actor, or whose supervised fine-tuning, can be trained by Megatron-LM.
+
+They have no options of Megatron-LM, but settings of Hydra, `name=value`, or a YAML file with all of them. Of reinforcement learning
+only the update of the actor is analyzed. Names and defaults: actor/actor.yaml, engine/megatron.yaml, optim/megatron.yaml,
+model/hf_model.yaml and sft_trainer_engine.yaml of verl/trainer/config, 2026; models/mcore/model_forward.py for packed sequences;
+workers/engine/megatron/transformer_impl.py for what verl sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.models import named_model
+from analyzer.frameworks.options import Fields, Words
+from analyzer.frameworks.prepare import Input, Output
+from analyzer.frameworks.recognize import YAML
+from analyzer.launch.launchers.world import World
+from analyzer.launch.megatron_words import MegatronWords
+from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.specs.fine_tuning import Adapter, FineTuning, Phase
+from analyzer.units import natural
+
+_ACTOR: Final = "actor_rollout_ref.actor."
+_SIZES: Final = {
+    "tensor_model_parallel_size": "--tensor-model-parallel-size",
+    "pipeline_model_parallel_size": "--pipeline-model-parallel-size",
+    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
+    "context_parallel_size": "--context-parallel-size",
+    "expert_model_parallel_size": "--expert-model-parallel-size",
+    "expert_tensor_parallel_size": "--expert-tensor-parallel-size",
+}
+"""Settings of the Megatron engine, and the options that they stand for."""
+_IGNORED: Final = frozenset({
+    "lr", "lr_warmup_steps_ratio", "total_training_steps", "weight_decay", "lr_warmup_steps", "betas", "clip_grad", "lr_warmup_init",
+    "lr_decay_steps", "lr_decay_style", "min_lr", "weight_decay_incr_style", "lr_wsd_decay_style", "lr_wsd_decay_steps",
+    "use_checkpoint_opt_param_scheduler", "zero_indexed_step", "override_optimizer_config", "_target_", "grad_reduce_in_fp32",
+    "data_parallel_sharding_strategy",
+})  # fmt: skip
+"""Settings of the optimizer and of gradients without an effect on memory, and those that are read elsewhere."""
+_KNOWN: Final = frozenset({
+    "use_mbridge", "vanilla_mbridge", "use_dist_checkpointing", "dist_checkpointing_path", "dist_checkpointing_prefix",
+    "dist_ckpt_optim_fully_reshardable", "distrib_optim_fully_reshardable_mem_efficient", "seed", "forward_only", "dtype",
+    "param_offload", "grad_offload", "optimizer_offload", "sequence_parallel", "use_remove_padding", "use_distributed_optimizer",
+    "pad_bshd_to_minibatch_max", "pad_to_length", "pad_to_length_bucket", "entropy_from_logits_with_chunking",
+    "entropy_from_logits_chunk_size", "override_ddp_config", "override_transformer_config", "override_mcore_model_config",
+    "router_replay", "load_weight", "_target_", "strategy", "extra",
+})  # fmt: skip
+"""Settings of the engine that are read, or have no effect on the memory of an update."""
+_OFF: Final = ("null", "None", "False", "false", "", "disabled", "{}", "[]", "0")
+_UNPADDED: Final = ("--make-vocab-size-divisible-by", "1")
+"""verl does not pad the vocabulary (`should_pad_vocab` of its bridges is off)."""
+_PACKED: Final = "--no-create-attention-mask-in-dataloader"
+"""Packed sequences have no attention mask (`attention_mask=None` in model_forward.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The settings of one kind of training."""
+
+    engine: str
+    strategies: tuple[str, ...]
+    """Settings that name the engine."""
+    model: str
+    optimizer: str
+    remedy: str
+
+
+_OF_ACTOR: Final = _Names(
+    f"{_ACTOR}megatron.",
+    (f"{_ACTOR}strategy", "model_engine"),
+    "actor_rollout_ref.model.",
+    f"{_ACTOR}optim.",
+    f"{_ACTOR}strategy=megatron",
+)
+_OF_TUNING: Final = _Names("engine.", ("engine", "model_engine"), "model.", "optim.", "engine=megatron")
+
+
+def read(launch: Input) -> Output:
+    """The training of the actor, or the supervised fine-tuning.
+
+    Raises UnsupportedError if another engine than Megatron-LM trains, InputError if a setting has no valid value.
+    """
+    settings: dict[str, str] = {}
+    if launch.found.program.endswith(YAML):
+        from analyzer.frameworks.yaml_files import read_tree, resolve
+
+        name = launch.found.program
+        tree = resolve(read_tree(launch.folder / name, name), name, environ=launch.environ)
+        settings = dict(_flat(tree, ""))
+    words = [word.lstrip("+") for word in launch.found.words]
+    settings |= {name: value.strip("'\"") for name, equals, value in (word.partition("=") for word in words) if equals}
+    return Output(_read(settings))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """The values of a tree, each with its path, as an override would give it."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield prefix + str(name), str(value)
+
+
+def _read(settings: Mapping[str, str]) -> MegatronWords:
+    names = _OF_ACTOR if any(name.startswith("actor_rollout_ref.") for name in settings) else _OF_TUNING
+    engines = settings.get("--config-name", "") + "".join(settings.get(name, "") for name in names.strategies)
+    if "megatron" not in engines and not any(name.startswith(f"{_ACTOR}megatron.") for name in settings):
+        fault = "trains with FSDP of PyTorch, and only training by Megatron-LM is modelled"
+        raise UnsupportedError("verl", fault, f"give {names.remedy}")
+    path = settings.get(f"{names.model}path")
+    if not path:
+        raise InputError(f"{names.model}path", "is missing", "add it, with a Hugging Face name or the folder of a config.json")
+    model = named_model(f"{names.model}path", path)
+    layout = [word for name, flag in _SIZES.items() for word in _sized(settings.get(names.engine + name), flag)]
+    if (
+        settings.get(f"{names.engine}sequence_parallel", "True") == "True"
+        and _count(settings, f"{names.engine}tensor_model_parallel_size", 1) > 1
+    ):
+        layout.append("--sequence-parallel")
+    if settings.get(f"{names.engine}use_distributed_optimizer", "True") == "True":
+        layout.append("--use-distributed-optimizer")
+    layout.append("--fp16" if "float16" in settings.get(f"{names.engine}dtype", "").replace("bfloat16", "") else "--bf16")
+    configured = _configured(settings, names)
+    batch, notes = _batch(settings) if names is _OF_ACTOR else _batch_of_tuning(settings)
+    packed = settings.get(f"{names.engine}use_remove_padding", settings.get(f"{names.model}use_remove_padding", "True")) == "True"
+    what = "its actor" if names is _OF_ACTOR else "supervised fine-tuning"
+    return MegatronWords(
+        words=(*model.defaults, *layout, *configured.words, *batch, *_UNPADDED, *([_PACKED] if packed else [])),
+        model=model.name,
+        world=World(_count(settings, "trainer.nnodes", 1), _count(settings, "trainer.n_gpus_per_node", 8)),
+        notes=(f"The launch is one of verl: the training of {what} is analyzed.", *notes),
+        statements=(*_not_counted(settings, names), *_unknown(configured)),
+        withheld=_withheld(configured),
+        tuning=_tuning(settings, names),
+    )
+
+
+def _unknown(words: Words) -> Iterator[str]:
+    for name in words.unknown:
+        yield f"{name} is not known and not counted: its effect on memory and communication is unknown."
+
+
+def _withheld(words: Words) -> tuple[str, ...]:
+    return (f"{', '.join(words.unknown)}: the effect on memory is not known",) if words.unknown else ()
+
+
+def _tuning(settings: Mapping[str, str], names: _Names) -> FineTuning:
+    """Adapters, and the phases of reinforcement learning."""
+    adapter = _adapter(settings, names)
+    frozen = tuple(
+        f"{name}=True"
+        for name in (f"{_ACTOR}freeze_vision_tower", f"{names.model}freeze_vision_model")
+        if settings.get(name) == "True"
+    )
+    if names is _OF_TUNING:
+        return FineTuning(adapter=adapter, frozen=frozen)
+    apart = settings.get("actor_rollout_ref.hybrid_engine", "True") == "False"
+    phases = [Phase(name="log-probabilities"), Phase(name="rollout", on_same_gpus=not apart)]
+    if "True" in (settings.get(f"{_ACTOR}use_kl_loss"), settings.get("algorithm.use_kl_in_reward")):
+        phases.append(Phase(name="reference", offloaded=settings.get("actor_rollout_ref.ref.megatron.param_offload") == "True"))
+    if settings.get("algorithm.adv_estimator", "gae") == "gae":
+        phases.append(Phase(name="critic", offloaded=settings.get("critic.megatron.param_offload") == "True"))
+    phases.append(Phase(name="refit", on_same_gpus=not apart))
+    if settings.get("distillation.enabled") == "True":
+        phases.append(Phase(name="teacher", on_same_gpus=False))
+    method = settings.get("algorithm.adv_estimator", "gae").upper()
+    return FineTuning(
+        objective="reinforcement",
+        method="PPO" if method == "GAE" else method,
+        adapter=adapter,
+        frozen=frozen,
+        phases=tuple(phases),
+    )
+
+
+def _adapter(settings: Mapping[str, str], names: _Names) -> Adapter | None:
+    for name in (f"{names.model}lora.rank", f"{names.model}lora_rank"):
+        rank = natural(settings.get(name, "0"))
+        if rank:
+            kind = settings.get(f"{names.model}lora.type", "lora")
+            targets = settings.get(f"{names.model}lora.target_modules", settings.get(f"{names.model}target_modules", ""))
+            alpha = settings.get(f"{names.model}lora.alpha", settings.get(f"{names.model}lora_alpha"))
+            return Adapter(
+                kind="canonical_lora" if kind == "canonical_lora" else "dora" if kind == "dora" else "lora",
+                rank=rank,
+                alpha=float(alpha) if alpha is not None and alpha.replace(".", "", 1).isdecimal() else None,
+                targets=tuple(filter(None, (each.strip(" '\"") for each in targets.strip("[]").split(",")))),
+                source=f"{name}={rank}",
+            )
+    return None
+
+
+def _sized(value: str | None, flag: str) -> list[str]:
+    return [] if value in (None, "null", "None") else [flag, str(value)]
+
+
+def _count(settings: Mapping[str, str], name: str, default: int) -> int:
+    value = settings.get(name)
+    if value in (None, "null"):
+        return default
+    number = natural(value)
+    if not number:
+        raise InputError(name, f"{value!r} is not a number of 1 or more", f"write {name}={default}")
+    return number
+
+
+def _configured(settings: Mapping[str, str], names: _Names) -> Words:
+    """The options for Megatron's configurations, and the settings that have none."""
+    fields = Fields(load_catalogue().newest)
+    config = f"{names.engine}override_transformer_config."
+    found = Words([] if f"{config}attention_backend" in settings else ["--attention-backend", "flash"])
+    gradients = f"{names.engine}override_ddp_config."
+    for prefix in (config, gradients, names.optimizer, f"{names.optimizer}override_optimizer_config."):
+        values = {
+            name.removeprefix(prefix): _value(value)
+            for name, value in settings.items()
+            if name.startswith(prefix) and "." not in name.removeprefix(prefix)
+        }
+        found.add(fields.words(values, ignored=_IGNORED, prefix=prefix))
+    found.words += _gradients(settings, names)
+    for name, value in settings.items():
+        rest = name.removeprefix(names.engine)
+        if name.startswith(names.engine) and "." not in rest and rest not in _KNOWN and rest not in _SIZES and value not in _OFF:
+            found.unknown.append(name)
+    return found
+
+
+def _gradients(settings: Mapping[str, str], names: _Names) -> list[str]:
+    """The dtype of gradients: verl reduces in fp32, unless main gradients are in bf16 (`_resolve_override_ddp_config`)."""
+    given = settings.get(f"{names.engine}override_ddp_config.grad_reduce_in_fp32")
+    if given is None:
+        aware = settings.get(f"{names.optimizer}use_precision_aware_optimizer") == "True"
+        low = aware and settings.get(f"{names.optimizer}main_grads_dtype", "fp32") == "bf16"
+    else:
+        low = given in _OFF
+    return ["--grad-reduce-in-bf16"] if low else ["--accumulate-allreduce-grads-in-fp32"]
+
+
+def _value(text: str) -> object:
+    """The value of a setting."""
+    if text in ("null", "None"):
+        return None
+    if text in ("True", "true", "False", "false"):
+        return text in ("True", "true")
+    if text.startswith("[") and text.endswith("]"):
+        return [each.strip(" '\"") for each in text[1:-1].split(",") if each.strip(" '\"")]
+    return text
+
+
+def _batch(settings: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Sequence length and batch sizes of the actor, and the assumptions about them."""
+    length = _count(settings, "data.max_prompt_length", 512) + _count(settings, "data.max_response_length", 512)
+    if settings.get(f"{_ACTOR}use_dynamic_bsz") == "True":
+        context = _count(settings, f"{_ACTOR}megatron.context_parallel_size", 1)
+        return _packed(
+            _count(settings, f"{_ACTOR}ppo_max_token_len_per_gpu", 16384) * context, f"{_ACTOR}ppo_max_token_len_per_gpu"
+        )
+    micro = _count(settings, f"{_ACTOR}ppo_micro_batch_size_per_gpu", 1)
+    samples = _count(settings, f"{_ACTOR}ppo_mini_batch_size", 256) * _count(settings, "actor_rollout_ref.rollout.n", 1)
+    note = f"Sequences are assumed to have {length} tokens, the longest prompt and response."
+    return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
+
+
+def _packed(tokens: int, setting: str) -> tuple[list[str], list[str]]:
+    note = f"A microbatch is assumed to have {tokens} tokens, from {setting}, as one sequence."
+    return ["--seq-length", str(tokens), "--micro-batch-size", "1"], [note]
+
+
+def _batch_of_tuning(settings: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Sequence length and batch sizes of supervised fine-tuning, and the assumptions about them."""
+    if settings.get("data.use_dynamic_bsz", "True") == "True":
+        context = _count(settings, "engine.context_parallel_size", 1)
+        return _packed(_count(settings, "data.max_token_len_per_gpu", 8192) * context, "data.max_token_len_per_gpu")
+    length = _count(settings, "data.max_length", 1024)
+    micro, samples = _count(settings, "data.micro_batch_size_per_gpu", 4), _count(settings, "data.train_batch_size", 256)
+    note = f"Sequences are assumed to have {length} tokens, from data.max_length."
+    return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
+
+
+def _not_counted(settings: Mapping[str, str], names: _Names) -> Iterator[str]:
+    if names is _OF_ACTOR:
+        yield "verl: the memory of the rollout is not counted, so the prediction is too low while it keeps its weights on the GPU."
+        if "True" in (settings.get(f"{_ACTOR}use_kl_loss"), settings.get("algorithm.use_kl_in_reward")):
+            yield "verl: the reference model is not counted, so the prediction is too low unless its parameters are offloaded."
+        if settings.get("algorithm.adv_estimator", "gae") == "gae":
+            yield "verl: the critic is not counted, so the prediction is too low unless it is offloaded or on other GPUs."
+    for part in ("param", "grad", "optimizer"):
+        if settings.get(f"{names.engine}{part}_offload") == "True":
+            yield f"{names.engine}{part}_offload is not counted: the memory is that of an update, when everything is on the GPU."
