@@ -24,14 +24,14 @@ class NamedModel:
     experts: bool = False
 
 
-def named_model(setting: str, name: str, *, folder: Path | None = None) -> NamedModel:
+def named_model(setting: str, name: str, *, folder: Path) -> NamedModel:
     """The model that `setting` names. Raises UnsupportedError for a model that is no GPT.
 
     A name that is neither a published model nor a folder is left to the reader of configurations, which refuses it.
     """
     refuse_other_model(setting, name)
     found = published_model(name) or name
-    experts = _has_experts(found, folder or Path.cwd())
+    experts = _has_experts(found, folder)
     return NamedModel(found, _OF_EXPERTS if experts else (), experts)
 
 

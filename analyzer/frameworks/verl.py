@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
@@ -37,7 +38,6 @@ _IGNORED: Final = frozenset({
     "lr", "lr_warmup_steps_ratio", "total_training_steps", "weight_decay", "lr_warmup_steps", "betas", "clip_grad", "lr_warmup_init",
     "lr_decay_steps", "lr_decay_style", "min_lr", "weight_decay_incr_style", "lr_wsd_decay_style", "lr_wsd_decay_steps",
     "use_checkpoint_opt_param_scheduler", "zero_indexed_step", "override_optimizer_config", "_target_", "grad_reduce_in_fp32",
-    "data_parallel_sharding_strategy",
 })  # fmt: skip
 """Settings of the optimizer and of gradients without an effect on memory, and those that are read elsewhere."""
 _KNOWN: Final = frozenset({
@@ -46,7 +46,7 @@ _KNOWN: Final = frozenset({
     "param_offload", "grad_offload", "optimizer_offload", "sequence_parallel", "use_remove_padding", "use_distributed_optimizer",
     "pad_bshd_to_minibatch_max", "pad_to_length", "pad_to_length_bucket", "entropy_from_logits_with_chunking",
     "entropy_from_logits_chunk_size", "override_ddp_config", "override_transformer_config", "override_mcore_model_config",
-    "router_replay", "load_weight", "_target_", "strategy", "extra",
+    "router_replay", "load_weight", "use_megatron_fsdp", "_target_", "strategy", "extra",
 })  # fmt: skip
 """Settings of the engine that are read, or have no effect on the memory of an update."""
 _OFF: Final = ("null", "None", "False", "false", "", "disabled", "{}", "[]", "0")
@@ -92,7 +92,7 @@ def read(launch: Input) -> Output:
         settings = dict(_flat(tree, ""))
     words = [word.lstrip("+") for word in launch.found.words]
     settings |= {name: value.strip("'\"") for name, equals, value in (word.partition("=") for word in words) if equals}
-    return Output(_read(settings))
+    return Output(_read(settings, launch.folder))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
@@ -104,7 +104,7 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
             yield prefix + str(name), str(value)
 
 
-def _read(settings: Mapping[str, str]) -> MegatronWords:
+def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
     names = _OF_ACTOR if any(name.startswith("actor_rollout_ref.") for name in settings) else _OF_TUNING
     engines = settings.get("--config-name", "") + "".join(settings.get(name, "") for name in names.strategies)
     if "megatron" not in engines and not any(name.startswith(f"{_ACTOR}megatron.") for name in settings):
@@ -113,7 +113,7 @@ def _read(settings: Mapping[str, str]) -> MegatronWords:
     path = settings.get(f"{names.model}path")
     if not path:
         raise InputError(f"{names.model}path", "is missing", "add it, with a Hugging Face name or the folder of a config.json")
-    model = named_model(f"{names.model}path", path)
+    model = named_model(f"{names.model}path", path, folder=folder)
     layout = [word for name, flag in _SIZES.items() for word in _sized(settings.get(names.engine + name), flag)]
     if (
         settings.get(f"{names.engine}sequence_parallel", "True") == "True"
@@ -213,13 +213,16 @@ def _configured(settings: Mapping[str, str], names: _Names) -> Words:
     config = f"{names.engine}override_transformer_config."
     found = Words([] if f"{config}attention_backend" in settings else ["--attention-backend", "flash"])
     gradients = f"{names.engine}override_ddp_config."
+    sharded = settings.get(f"{names.engine}use_megatron_fsdp") == "True"
+    found.words += ["--use-megatron-fsdp"] if sharded else []
     for prefix in (config, gradients, names.optimizer, f"{names.optimizer}override_optimizer_config."):
         values = {
             name.removeprefix(prefix): _value(value)
             for name, value in settings.items()
             if name.startswith(prefix) and "." not in name.removeprefix(prefix)
         }
-        found.add(fields.words(values, ignored=_IGNORED, prefix=prefix))
+        ignored = _IGNORED if sharded else _IGNORED | {"data_parallel_sharding_strategy"}
+        found.add(fields.words(values, ignored=ignored, prefix=prefix))
     found.words += _gradients(settings, names)
     for name, value in settings.items():
         rest = name.removeprefix(names.engine)

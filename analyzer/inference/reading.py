@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.prepare import prepare
 from analyzer.hardware.gpus import hardware
 from analyzer.inference.dynamic_rules import check_engine
 from analyzer.inference.forward_job import forward_job
@@ -78,7 +79,9 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     words, script = without_script_options(argv)
     if script.word("--model-provider") == "mamba":
         raise UnsupportedError("--model-provider mamba", "only GPT is modelled", "use a GPT")
-    arguments, world, options = parse(words, environ=environ, folder=folder)
+    prepared = prepare(words, environ=environ, folder=folder)
+    environ = prepared.environ
+    arguments, world, options = parse(prepared.argv, environ=environ, folder=folder, own=prepared.own)
     arguments = _with_layout(arguments, of_script=bool(script.script))
     gpu, notes = hardware(options.gpu, options.gpu_memory)
     if options.margin is not None and gpu.capacity_bytes is not None:

@@ -1,0 +1,75 @@
+"""Adapters and frozen parts in the configurations of Megatron-Bridge, which NeMo-RL shares.
+
+Source: megatron/bridge/peft/{lora,dora,canonical_lora}.py of Megatron-Bridge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from analyzer.errors import InputError
+from analyzer.frameworks.options import is_true
+from analyzer.specs.fine_tuning import Adapter, AdapterKind
+from analyzer.units import natural
+
+_KINDS: Final[dict[str, AdapterKind]] = {
+    "LoRA": "lora",
+    "DoRA": "dora",
+    "CanonicalLoRA": "canonical_lora",
+    "VLMLoRA": "vlm_lora",
+}
+"""By the class of Bridge."""
+_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
+
+
+def bridge_adapter(config: Mapping[str, Any], prefix: str, kind: AdapterKind = "lora") -> Adapter | None:
+    """The adapter of keys such as dim and target_modules; None if it is off. Raises InputError without a rank."""
+    if not config or not is_true(config.get("enabled", True)):
+        return None
+    rank = natural(str(config.get("dim")))
+    if not rank:
+        raise InputError(f"{prefix}.dim", f"{config.get('dim')!r} is not a number of 1 or more", f"write {prefix}.dim=8")
+    return Adapter(
+        kind=kind,
+        rank=rank,
+        alpha=_number(config.get("alpha")),
+        targets=_names(config.get("target_modules")),
+        excluded=_names(config.get("exclude_modules")),
+        dropout=_number(config.get("dropout")) or 0.0,
+        adapter_dtype=dtype_name(config.get("lora_dtype")),
+        share_expert_adapters=_flag(config.get("share_expert_adapters")),
+        source=f"{prefix}.dim={rank}",
+    )
+
+
+def kind_of(target: str) -> AdapterKind:
+    """The kind of adapter by its class in Bridge."""
+    return _KINDS.get(target.rpartition(".")[2], "other")
+
+
+def dtype_name(value: object) -> str | None:
+    """bf16, fp16 or fp32 for torch.bfloat16 and the like; None for anything else."""
+    if isinstance(value, Mapping):
+        value = value.get("_target_")
+    name = str(value).rpartition(".")[2]
+    return _DTYPES.get(name, name if name in ("bf16", "fp16", "fp32", "fp8") else None)
+
+
+def frozen_parts(config: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
+    """Keys such as freeze_vision_model that are true. Routers, which are small, are left out."""
+    return tuple(
+        f"{prefix}.{key}" for key, value in config.items() if key.startswith("freeze_") and key.count("router") == 0 and is_true(value)
+    )
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(str(each) for each in value) if isinstance(value, list | tuple) else () if value is None else (str(value),)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None

@@ -1,0 +1,304 @@
+"""Launches of NeMo-RL (NVIDIA-NeMo/RL) whose policy is trained by Megatron-LM (`policy.megatron_cfg`).
+
+Sources: nemo_rl/models/megatron/setup.py, nemo_rl/algorithms/*.py and examples/configs of NeMo-RL, August 2026. A configuration
+names the file that it changes in `defaults`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.adapters import bridge_adapter, frozen_parts
+from analyzer.frameworks.models import named_model
+from analyzer.frameworks.options import Fields, Words, is_true
+from analyzer.frameworks.prepare import Input, Output
+from analyzer.frameworks.recognize import YAML
+from analyzer.frameworks.yaml_files import Files, Tree, get, merge, normal, override, resolve, table
+from analyzer.launch.launchers.world import World
+from analyzer.launch.megatron_words import MegatronWords
+from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.specs.fine_tuning import FineTuning, Phase
+from analyzer.units import natural
+
+_METHODS: Final = {
+    "grpo": "GRPO",
+    "ppo": "PPO",
+    "distillation": "distillation",
+    "dpo": "DPO",
+    "rm": "reward model",
+    "sft": "",
+}
+"""The key that a method has at the top of a configuration, and its name."""
+_DTYPES: Final = {"bfloat16": ("--bf16",), "float16": ("--fp16",), "float32": ()}
+_RENAMED: Final = {"expert_tensor_parallel_size": "expert_tensor_parallel_size", "offload_modules": "offload_modules"}
+_READ: Final = frozenset({
+    "enabled", "activation_checkpointing", "recompute_granularity", "recompute_modules", "fp8_cfg", "peft", "optimizer", "scheduler",
+    "distributed_data_parallel_config", "model_overrides", "env_vars", "freeze_config", "freeze_moe_router", "sequence_parallel",
+    "moe_enable_deepep", "cuda_graph_modules", "cuda_graph_impl", "cuda_graph_warmup_steps", "fine_grained_activation_offloading",
+    "offload_modules", "mtp_num_layers", "mtp_use_repeated_layer", "moe_flex_dispatcher_backend",
+})  # fmt: skip
+"""Keys of megatron_cfg that are read here."""
+_NO_EFFECT: Final = frozenset({
+    "force_reconvert_from_hf", "converter_type", "train_iters", "checkpoint", "pipeline_dtype", "use_gloo_process_groups",
+    "moe_per_layer_logging", "track_moe_metrics", "empty_unused_memory_level", "defer_fp32_logits", "mtp_detach_heads",
+    "fused_linear_logprobs_chunk_size", "radio_force_cpe_eval_mode", "clear_memory_caches_before_refit", "moe_router_num_groups",
+    "moe_router_group_topk", "inference_moe_token_dispatcher_type", "inference_grouped_gemm_backend", "force_overwrite_initial_ckpt",
+    "moe_pad_experts_for_cuda_graph_inference", "hybridep_num_ranks_per_nvlink_domain", "hybridep_use_mnnvl", "layernorm_epsilon",
+    "inference_cuda_graph_scope", "moe_router_load_balancing_type", "moe_router_bias_update_rate", "moe_aux_loss_coeff",
+    "moe_router_enable_expert_bias", "mtp_loss_scaling_factor", "moe_hybridep_num_sms", "moe_grad_scale_func",
+    "linear_ce_fusion_chunk_size", "converter_kwargs", "restart_inference_engine", "tokenizer_type", "load_optimizer",
+    "moe_router_score_function",
+})  # fmt: skip
+"""Keys of megatron_cfg without an effect on the memory of an update. Logits are counted in fp32, as they are without
+defer_fp32_logits."""
+_EXPERTS: Final = "moe_"
+"""Keys that begin so have no effect without experts."""
+_OF_OPTIMIZER: Final = frozenset({
+    "lr", "min_lr", "weight_decay", "bf16", "fp16", "params_dtype", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum",
+    "clip_grad", "decoupled_lr", "decoupled_min_lr",
+})  # fmt: skip
+_OF_GRADIENTS: Final = frozenset({"grad_reduce_in_fp32", "average_in_collective", "data_parallel_sharding_strategy", "use_custom_fsdp"})
+_UNPADDED: Final = ("--make-vocab-size-divisible-by", "1")
+
+
+def read(launch: Input) -> Output:
+    """The training of the policy. Raises UnsupportedError if another engine than Megatron-LM trains, InputError for wrong keys."""
+    name, words = _file(launch)
+    tree = load(launch.folder / name, name)
+    rest = override(tree, words)
+    if rest:
+        raise InputError(rest[0], f"is no override of {name}", "write KEY=VALUE, such as policy.train_micro_batch_size=1")
+    tree = resolve(tree, name, environ=launch.environ)
+    if not is_true(get(tree, "policy.megatron_cfg.enabled", False)):
+        fault = "trains with DTensor of PyTorch (policy.megatron_cfg.enabled is false), and only training by Megatron-LM is modelled"
+        raise UnsupportedError(name, fault, "give policy.megatron_cfg.enabled=true, or a configuration that has it")
+    variables = {key: str(value) for key, value in table(tree, "policy.megatron_cfg.env_vars").items()}
+    return Output(_words(tree, launch.folder), environ=variables)
+
+
+def load(path: Path, name: str, files: Files | None = None) -> Tree:
+    """The keys of a file on top of those of the files in its `defaults`."""
+    files = files or Files()
+    tree = files.tree(path, name)
+    defaults = tree.pop("defaults", None)
+    merged: Tree = {}
+    for each in [defaults] if isinstance(defaults, str) else defaults or []:
+        below = normal(path.parent / str(each))
+        merge(merged, load(below, str(each), files))
+    return merge(merged, tree)
+
+
+def _file(launch: Input) -> tuple[str, list[str]]:
+    """The configuration, and the overrides. Raises InputError for a script without one."""
+    words = list(launch.found.words)
+    if launch.found.program.endswith(YAML):
+        return launch.found.program, words
+    for position, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in ("--config", "-c"):
+            name = value if equals else next(iter(words[position + 1 : position + 2]), "")
+            return name, words[:position] + words[position + (1 if equals else 2) :]
+    raise InputError(launch.found.program, "has no configuration", "add --config FILE.yaml, or analyze the file itself")
+
+
+def _words(tree: Tree, folder: Path) -> MegatronWords:
+    method = next((key for key in _METHODS if key in tree), "")
+    policy, config = table(tree, "policy"), table(tree, "policy.megatron_cfg")
+    path = get(policy, "model_name")
+    if not isinstance(path, str):
+        raise InputError("policy.model_name", "is missing", "add it, with a Hugging Face name or the folder of a config.json")
+    model = named_model("policy.model_name", path, folder=folder)
+    fields = Fields(load_catalogue().newest)
+    found = Words(list(model.defaults))
+    precision = str(get(policy, "precision", "bfloat16"))
+    found.words += _DTYPES.get(precision, ())
+    batch, notes = _batch(policy, pairs=method in ("dpo", "rm"))
+    found.words += batch
+    found.words += _UNPADDED
+    ignored = _READ | _NO_EFFECT
+    values = {key: value for key, value in config.items() if key not in ignored and (model.experts or not key.startswith(_EXPERTS))}
+    found.add(fields.words(values, renamed=_RENAMED, prefix="policy.megatron_cfg."))
+    found.words += _parallelism(config)
+    found.words += _flex(config) if model.experts else []
+    found.words += _recompute(config)
+    found.words += _fp8(config)
+    found.words += _heads(config, found)
+    found.add(_optimizer(config, fields))
+    found.add(fields.words(table(config, "model_overrides"), prefix="policy.megatron_cfg.model_overrides."))
+    if method in ("dpo", "rm", "ppo") and table(policy, "reward_model_cfg"):
+        found.unknown += ["policy.reward_model_cfg"] if is_true(get(policy, "reward_model_cfg.enabled", False)) else []
+    found.unknown += [f"policy.{key}" for key in ("draft", "quant_cfg") if _is_on(policy.get(key))]
+    world, about = _world(tree)
+    return MegatronWords(
+        words=tuple(found.words),
+        model=model.name,
+        world=world,
+        notes=(f"The launch is one of NeMo-RL: {_what(method)} is analyzed.", *notes, *about),
+        statements=tuple(_statements(tree, found)),
+        withheld=_withheld(method, found),
+        tuning=_tuning(tree, method),
+    )
+
+
+def _is_on(value: Any) -> bool:
+    return is_true(value.get("enabled", False)) if isinstance(value, dict) else bool(value)
+
+
+def _what(method: str) -> str:
+    return "the update of the policy" if method in ("grpo", "ppo", "distillation", "") else f"the {_METHODS[method] or 'SFT'} training"
+
+
+def _withheld(method: str, found: Words) -> tuple[str, ...]:
+    reasons = []
+    if found.unknown:
+        reasons.append(f"{', '.join(found.unknown)}: the effect on memory is not known")
+    if method == "sft":
+        reasons.append("the log-probabilities of NeMo-RL's loss are counted as a cross entropy of Megatron-LM")
+    return tuple(reasons)
+
+
+def _batch(policy: Tree, *, pairs: bool) -> tuple[list[str], list[str]]:
+    """Sequence length and batch sizes, and assumptions about them. `pairs`: a sample has two sequences."""
+    length = _count(policy, "max_total_sequence_length")
+    micro, samples = _count(policy, "train_micro_batch_size"), _count(policy, "train_global_batch_size")
+    for packing in ("sequence_packing", "dynamic_batching"):
+        if is_true(get(policy, f"{packing}.enabled", False)):
+            tokens = natural(str(get(policy, f"{packing}.train_mb_tokens", ""))) or length * micro
+            note = f"A microbatch is assumed to have {tokens} tokens, from policy.{packing}.train_mb_tokens, as one sequence."
+            return ["--seq-length", str(tokens), "--micro-batch-size", "1"], [note]
+    note = f"Sequences are assumed to have {length} tokens, from policy.max_total_sequence_length."
+    if pairs:
+        micro, samples = 2 * micro, 2 * samples
+        note += " A sample is two sequences."
+    return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
+
+
+def _count(policy: Tree, key: str) -> int:
+    value = get(policy, key)
+    number = natural(str(value))
+    if not number:
+        fault = "is missing" if value is None else f"{value!r} is not a number of 1 or more"
+        raise InputError(f"policy.{key}", fault, f"write policy.{key}=1, for example")
+    return number
+
+
+def _parallelism(config: Tree) -> list[str]:
+    return ["--sequence-parallel"] if is_true(config.get("sequence_parallel")) and config.get("tensor_model_parallel_size") != 1 else []
+
+
+def _flex(config: Tree) -> list[str]:
+    """The dispatcher with DeepEP or another backend, which only the flex dispatcher has."""
+    if config.get("moe_token_dispatcher_type") != "flex":
+        return []
+    backend = config.get("moe_flex_dispatcher_backend")
+    return ["--moe-flex-dispatcher-backend", str(backend)] if backend else ["--moe-enable-deepep"]
+
+
+def _recompute(config: Tree) -> list[str]:
+    """Recomputation, which activation_checkpointing switches on (`_apply_performance_config`)."""
+    if not is_true(config.get("activation_checkpointing")):
+        return []
+    granularity = str(get(config, "recompute_granularity", "full"))
+    if granularity == "full":
+        return ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+    modules = [str(each) for each in config.get("recompute_modules") or []]
+    return ["--recompute-granularity", granularity, *(["--recompute-modules", *modules] if modules else [])]
+
+
+def _fp8(config: Tree) -> list[str]:
+    fp8 = table(config, "fp8_cfg")
+    if not is_true(fp8.get("enabled")):
+        return []
+    words = ["--fp8-format", str(get(fp8, "fp8", "hybrid")), "--fp8-recipe", str(get(fp8, "fp8_recipe", "delayed"))]
+    return [*words, *(["--fp8-param-gather"] if is_true(fp8.get("fp8_param")) else [])]
+
+
+def _heads(config: Tree, found: Words) -> list[str]:
+    """Prediction of several tokens, CUDA graphs and offloaded activations, if they are on."""
+    layers = config.get("mtp_num_layers") or 0
+    words = ["--mtp-num-layers", str(layers)]
+    if layers and is_true(config.get("mtp_use_repeated_layer")) and layers != 1:
+        found.unknown.append("policy.megatron_cfg.mtp_use_repeated_layer")
+    for key in ("cuda_graph_impl", "fine_grained_activation_offloading"):
+        if config.get(key) not in (None, "none", False):
+            found.unknown.append(f"policy.megatron_cfg.{key}")
+    return words if layers else []
+
+
+def _optimizer(config: Tree, fields: Fields) -> Words:
+    """The optimizer and its gradients."""
+    found = fields.words(table(config, "optimizer"), ignored=_OF_OPTIMIZER, prefix="policy.megatron_cfg.optimizer.")
+    gradients = table(config, "distributed_data_parallel_config")
+    found.add(fields.words(gradients, ignored=_OF_GRADIENTS, prefix="policy.megatron_cfg.distributed_data_parallel_config."))
+    reduced = is_true(get(gradients, "grad_reduce_in_fp32", False))
+    found.words.append("--accumulate-allreduce-grads-in-fp32" if reduced else "--grad-reduce-in-bf16")
+    if is_true(get(gradients, "use_custom_fsdp", False)):
+        found.unknown.append("policy.megatron_cfg.distributed_data_parallel_config.use_custom_fsdp")
+    return found
+
+
+def _world(tree: Tree) -> tuple[World, list[str]]:
+    """The GPUs that train: those of the cluster without those of a rollout elsewhere."""
+    nodes, gpus = get(tree, "cluster.num_nodes", 1), get(tree, "cluster.gpus_per_node", 1)
+    for key, value in (("num_nodes", nodes), ("gpus_per_node", gpus)):
+        if not natural(str(value)):
+            raise InputError(f"cluster.{key}", f"{value!r} is not a number of 1 or more", f"write cluster.{key}=1, for example")
+    colocated = get(tree, "policy.generation.colocated.enabled", True)
+    if is_true(colocated) or not table(tree, "policy.generation"):
+        return World(int(nodes), int(gpus)), []
+    taken = table(tree, "policy.generation.colocated.resources")
+    apart = natural(str(taken.get("num_nodes"))) or 0
+    if int(nodes) > 1 and apart and apart < int(nodes):
+        note = f"{apart} of {nodes} nodes generate, and the others train (policy.generation.colocated)."
+        return World(int(nodes) - apart, int(gpus)), [note]
+    alone = natural(str(taken.get("gpus_per_node"))) or 0
+    if int(nodes) == 1 and alone and alone < int(gpus):
+        note = f"{alone} of {gpus} GPUs generate, and the others train (policy.generation.colocated)."
+        return World(1, int(gpus) - alone), [note]
+    key = "policy.generation.colocated.resources"
+    raise InputError(key, "does not leave GPUs for the training", "give num_nodes, or gpus_per_node on one node")
+
+
+def _statements(tree: Tree, found: Words) -> Iterator[str]:
+    for name in found.unknown:
+        yield f"{name} is not known and not counted: its effect on memory and communication is unknown."
+    config = table(tree, "policy.megatron_cfg")
+    if is_true(config.get("freeze_moe_router")):
+        yield "policy.megatron_cfg.freeze_moe_router: routers are counted as trained, so the prediction is slightly too high."
+    if is_true(config.get("use_fused_linear_logprobs")):
+        yield "policy.megatron_cfg.use_fused_linear_logprobs: whole logits are counted, so the prediction is too high."
+
+
+def _tuning(tree: Tree, method: str) -> FineTuning:
+    """The method with its other models, adapters and frozen parts."""
+    config = table(tree, "policy.megatron_cfg")
+    adapter = bridge_adapter(table(config, "peft"), "policy.megatron_cfg.peft")
+    frozen = frozen_parts({**table(config, "freeze_config"), **config}, "policy.megatron_cfg")
+    if method in ("sft", ""):
+        return FineTuning(adapter=adapter, frozen=frozen)
+    if method in ("dpo", "rm"):
+        reference = (Phase(name="reference"),) if method == "dpo" else ()
+        objective = "preference" if method == "dpo" else "reward"
+        return FineTuning(
+            objective=objective,
+            method=_METHODS[method],
+            adapter=adapter,
+            frozen=frozen,
+            phases=reference,
+            sequences_per_sample=2,
+        )
+    colocated = is_true(get(tree, "policy.generation.colocated.enabled", True))
+    phases = [Phase(name="rollout", on_same_gpus=colocated), Phase(name="refit")]
+    if method != "distillation":
+        phases.insert(0, Phase(name="log-probabilities"))
+        if get(tree, "loss_fn.reference_policy_kl_penalty", 0):
+            phases.append(Phase(name="reference", offloaded=True))
+    else:
+        phases.append(Phase(name="teacher"))
+    if method == "ppo":
+        phases.append(Phase(name="critic"))
+    objective = "distillation" if method == "distillation" else "reinforcement"
+    return FineTuning(objective=objective, method=_METHODS[method], adapter=adapter, frozen=frozen, phases=tuple(phases))
