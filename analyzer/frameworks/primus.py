@@ -1,0 +1,240 @@
+"""Configurations of Primus (AMD-AGI/Primus) for Megatron-LM: keys are destinations of Megatron's options.
+
+Sources: primus/core/launcher/parser.py, primus/core/config/yaml_loader.py and primus/configs/modules/megatron of Primus, August
+2026. The values of a module are those of its `config`, its `model` and its `overrides`, the last ones taking precedence. Each file
+may extend others, and `${NAME:default}` is a variable of the environment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import lcm
+from pathlib import Path
+from typing import Any, Final
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.options import Fields, Words, is_true
+from analyzer.frameworks.prepare import Input, Output
+from analyzer.frameworks.recognize import YAML
+from analyzer.frameworks.yaml_files import Files, Tree, merge, normal, parse_value, set_key
+from analyzer.launch.launchers.world import USUAL_GPUS_PER_NODE, World
+from analyzer.launch.megatron_words import MegatronWords
+from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.launch.written_files import as_written
+from analyzer.units import natural
+
+_CONFIGS: Final = Path("primus/configs")
+_VARIABLE: Final = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
+_FRAMEWORK: Final = "megatron"
+_REMEDY: Final = "give the file in its checkout of Primus, or set PRIMUS_PATH to the checkout"
+_TOKENIZERS: Final = re.compile(r"(DeepSeekV[23]|Llama[34]|Mixtral|Qwen\w*|Grok\w*|Kimi\w*)Tokenizer")
+"""Tokenizers that Primus adds, which are those of a Hugging Face model."""
+_NO_EFFECT: Final = frozenset({
+    "trainable", "sink_level", "file_sink_level", "stderr_sink_level", "norm_epsilon", "name", "framework", "model", "bases", "stage",
+    "log_avg_skip_iterations", "log_avg_reset_interval", "auto_continue_train", "disable_last_saving", "disable_tensorboard",
+    "disable_wandb", "disable_mlflow", "disable_compile_dependencies", "enable_gloo_process_groups", "mock_dataset", "model_type",
+    "moe_router_force_load_balancing_type", "moe_use_fused_router_with_aux_score", "original_max_position_embeddings", "pp_warmup",
+    "disable_delayed_scaling_patches", "use_rocm_mem_info", "use_rocm_mem_info_iters", "conv_L_cache", "profile_memory_iter",
+    "allow_padding_num_layers", "auto_offload_time", "communication_method", "enable_exactly_numeric_match", "enable_zb_runtime",
+    "enable_zero_bubble", "num_seq_splits", "offload_ops", "offload_overlap_sr", "offload_time", "pp_algorithm",
+    "sink_window_even_layers_only", "activation_func", "use_fla_data", "dump_pp_data", "data_parallel_replicate_degree",
+    "spec_module_default", "fp8_wgrad", "cuda_graph_scope", "virtual_pipeline_model_parallel_size", "retro_add_retriever",
+    "rope_type", "mscale", "mscale_all_dim", "tiktoken_pattern", "post_trainer", "final_logit_softcapping_default",
+    "dataloader_mp_context", "enable_primus_turbo", "turbo_deepep_num_cu", "turbo_deepep_use_comm_stream", "turbo_gemm_backend",
+    "turbo_grouped_gemm_backend", "turbo_mega_moe_precision", "use_turbo_permute_padding",
+})  # fmt: skip
+"""Keys of Primus without an effect on memory, or that only matter with a feature of `_ONLY_WITH`. Megatron-LM sets
+virtual_pipeline_model_parallel_size itself (`validate_args`)."""
+_PREFIXES: Final = ("log_", "mlflow_", "wandb_", "torch_profiler_", "one_logger_", "straggler_", "weight_deosc_", "generate_tracelens")
+_ONLY_WITH: Final = {
+    "odc_": "enable_odc",
+    "zero_bubble_": "patch_zero_bubble",
+    "torch_compile": "",
+}
+"""Keys that begin so matter only if the other key is true."""
+_KERNELS: Final = frozenset({
+    "use_turbo_attention", "use_turbo_gemm", "use_turbo_grouped_gemm", "use_turbo_rms_norm", "use_turbo_fused_act_with_probs",
+    "use_fla_fused_gated_norm", "use_fla_fused_norm_gated", "use_fla_fused_rmsnorm", "use_fla_fused_swiglu",
+    "use_fla_kda_in_kernel_gate", "use_fla_short_conv", "use_fla_triton_kda", "fla_mla_attn", "fused_ce_mode",
+    "use_turbo_grouped_mlp", "use_turbo_parallel_linear",
+})  # fmt: skip
+"""Keys that choose other kernels, whose tensors are counted as those of Transformer Engine."""
+_MEMORY: Final = frozenset({"use_turbo_deepep", "use_sink_attention"})
+"""Keys whose effect on memory is not known, and that the report names."""
+
+
+def read(launch: Input) -> Output:
+    """The training that a configuration describes. Raises UnsupportedError for another framework than Megatron-LM."""
+    name, words = _file(launch)
+    files = Files()
+    tree = _load(launch.folder / name, name, launch.environ, files)
+    module = _module(tree, name)
+    values = _values(module, launch, files, name)
+    _override(values, words, name)
+    return Output(_words(values, launch.environ))
+
+
+def _file(launch: Input) -> tuple[str, list[str]]:
+    """The configuration, and the words after it. Raises InputError for a command without one."""
+    words = list(launch.found.words)
+    if launch.found.program.endswith(YAML):
+        return launch.found.program, words
+    for position, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in ("--config", "--exp"):
+            name = value if equals else next(iter(words[position + 1 : position + 2]), "")
+            return name, words[position + (1 if equals else 2) :]
+    raise InputError(launch.found.program, "has no configuration", "add --config FILE.yaml, or analyze the file itself")
+
+
+def _load(path: Path, name: str, environ: Mapping[str, str], files: Files) -> Tree:
+    """The keys of a file, after those that it extends, with variables of the environment."""
+    tree = _with_variables(files.tree(path, name), environ, name)
+    merged: Tree = {}
+    extended = tree.pop("extends", None) or []
+    for each in [extended] if isinstance(extended, str) else extended:
+        merge(merged, _load(normal(path.parent / str(each)), str(each), environ, files))
+    return merge(merged, tree)
+
+
+def _with_variables(value: Any, environ: Mapping[str, str], name: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_variables(each, environ, name) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_variables(each, environ, name) for each in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def replaced(found: re.Match[str]) -> str:
+        text = environ.get(found[1], found[2])
+        if text is None:
+            raise InputError(name, f"uses the environment variable {found[1]}, which is not set", f"set {found[1]}")
+        return text
+
+    return parse_value(_VARIABLE.sub(replaced, value))
+
+
+def _module(tree: Tree, name: str) -> Tree:
+    """The module that trains. Raises UnsupportedError for one of another framework."""
+    modules = tree.get("modules")
+    trainers = [each for each in modules.values() if isinstance(each, dict)] if isinstance(modules, dict) else []
+    if not trainers:
+        raise InputError(name, "has no module that trains", "give a configuration with modules.pre_trainer")
+    module = next((each for each in trainers if each.get("framework") == _FRAMEWORK), trainers[0])
+    framework = module.get("framework")
+    if framework != _FRAMEWORK:
+        fault = f"trains with {framework}, and only training by Megatron-LM is modelled"
+        raise UnsupportedError(name, fault, "give a configuration whose framework is megatron")
+    return module
+
+
+def _values(module: Tree, launch: Input, files: Files, name: str) -> Tree:
+    """The merged keys of a module."""
+    merged: Tree = {}
+    for kind, key in (("modules", "config"), ("models", "model")):
+        preset = module.get(key)
+        if not isinstance(preset, str) or "config" not in module:
+            continue
+        root = _configs(launch, files.read[0])
+        file = preset if preset.endswith(YAML) else f"{preset}.yaml"
+        merge(merged, _load(root / kind / _FRAMEWORK / file, file, launch.environ, files))
+    own = {key: value for key, value in module.items() if key not in ("config", "model", "framework", "overrides", "name")}
+    return merge(merge(merged, own), module.get("overrides") or {})
+
+
+def _configs(launch: Input, file: Path) -> Path:
+    """The folder primus/configs of the checkout. Raises InputError if there is none."""
+    given = launch.environ.get("PRIMUS_PATH")
+    places = [Path(given)] if given else []
+    places += [*normal(file.absolute()).parents, launch.folder]
+    for place in places:
+        if as_written(place / _CONFIGS).is_dir():
+            return place / _CONFIGS
+    raise InputError(str(launch.found.program), f"needs the folder {_CONFIGS}, which was not found", _REMEDY)
+
+
+def _override(values: Tree, words: list[str], name: str) -> None:
+    """Applies overrides: KEY=VALUE, --KEY VALUE, --KEY=VALUE. Raises InputError for other words."""
+    position = 0
+    while position < len(words):
+        key, equals, value = words[position].lstrip("-").partition("=")
+        dashed = words[position].startswith("--")
+        following = words[position + 1] if position + 1 < len(words) else None
+        if not equals and (not dashed or following is None or following.startswith("--")):
+            raise InputError(words[position], f"is no override of {name}", "write KEY=VALUE, such as micro_batch_size=1")
+        set_key(values, key.removeprefix("modules.pre_trainer.overrides."), parse_value(value if equals else str(following)))
+        position += 1 if equals else 2
+
+
+def _words(values: Tree, environ: Mapping[str, str]) -> MegatronWords:
+    fields = Fields(load_catalogue().newest)
+    tokenizer = values.get("tokenizer_type")
+    if isinstance(tokenizer, str) and _TOKENIZERS.fullmatch(tokenizer):
+        values = {**values, "tokenizer_type": "HuggingFaceTokenizer"}
+    layer_ids = values.get("recompute_layer_ids")
+    kept = {key: value for key, value in values.items() if not _has_no_effect(key, values)}
+    found = fields.words(kept, without_defaults=True)
+    found.unknown += _unknown(values)
+    world, notes = _world(values, environ)
+    return MegatronWords(
+        words=tuple(found.words),
+        world=world,
+        notes=("The launch is one of Primus: its configuration is read as options of Megatron-LM.", *notes),
+        statements=tuple(_statements(values, found)),
+        withheld=_withheld(found, layer_ids),
+    )
+
+
+def _has_no_effect(key: str, values: Mapping[str, object]) -> bool:
+    if key in _NO_EFFECT or key in _KERNELS or key in _MEMORY or key.startswith(_PREFIXES):
+        return True
+    if key in ("turbo_sync_free_moe_stage", "no_fp8_weight_transpose_cache", "recompute_layer_ids"):
+        return True
+    return any(key.startswith(prefix) and not is_true(values.get(switch)) for prefix, switch in _ONLY_WITH.items())
+
+
+def _unknown(values: Mapping[str, object]) -> Iterator[str]:
+    """Keys of Primus that are on and change memory in a way that is not known."""
+    turbo = is_true(values.get("enable_primus_turbo"))
+    yield from (key for key in sorted(_MEMORY) if is_true(values.get(key)) and (turbo or key != "use_turbo_deepep"))
+    if turbo and (natural(str(values.get("turbo_sync_free_moe_stage"))) or 0) > 1:
+        yield "turbo_sync_free_moe_stage"
+    if is_true(values.get("no_fp8_weight_transpose_cache")) and values.get("fp8"):
+        yield "no_fp8_weight_transpose_cache"
+    if values.get("recompute_layer_ids"):
+        yield "recompute_layer_ids"
+    if is_true(values.get("torch_compile", {}).get("enable") if isinstance(values.get("torch_compile"), dict) else False):
+        yield "torch_compile.enable"
+
+
+def _withheld(found: Words, layer_ids: object) -> tuple[str, ...]:
+    reasons = [f"{', '.join(found.unknown)}: the effect on memory is not known"] if found.unknown else []
+    return (*reasons, *(["recompute_layer_ids: no layer is counted as recomputed"] if layer_ids else []))
+
+
+def _statements(values: Mapping[str, object], found: Words) -> Iterator[str]:
+    for name in found.unknown:
+        yield f"{name} is not known and not counted: its effect on memory and communication is unknown."
+    turbo = is_true(values.get("enable_primus_turbo"))
+    kernels = sorted(key for key in _KERNELS if is_true(values.get(key)) and (turbo or not key.startswith("use_turbo")))
+    if kernels:
+        yield f"{', '.join(kernels)}: the kernels are counted as those of Transformer Engine."
+
+
+def _world(values: Mapping[str, object], environ: Mapping[str, str]) -> tuple[World, list[str]]:
+    """The GPUs: NNODES and GPUS_PER_NODE, or the fewest nodes that the layout allows."""
+    nodes = natural(environ.get("NNODES", ""))
+    gpus = natural(environ.get("GPUS_PER_NODE", "")) or USUAL_GPUS_PER_NODE
+    if nodes:
+        return World(nodes, gpus), []
+
+    def size(name: str) -> int:
+        return natural(str(values.get(name))) or 1
+
+    stages, tensor = size("pipeline_model_parallel_size"), size("tensor_model_parallel_size")
+    dense = tensor * size("context_parallel_size") * stages
+    experts = (natural(str(values.get("expert_tensor_parallel_size"))) or tensor) * size("expert_model_parallel_size") * stages
+    nodes = lcm(dense, experts if values.get("num_experts") else 1, gpus) // gpus
+    note = f"NNODES is not set: {nodes} node{'s' if nodes > 1 else ''} of {gpus} GPUs are assumed, the fewest that the layout allows."
+    return World(nodes, gpus), [note]
