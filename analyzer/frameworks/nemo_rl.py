@@ -47,7 +47,7 @@ _NO_EFFECT: Final = frozenset({
     "fused_linear_logprobs_chunk_size", "radio_force_cpe_eval_mode", "clear_memory_caches_before_refit", "moe_router_num_groups",
     "moe_router_group_topk", "inference_moe_token_dispatcher_type", "inference_grouped_gemm_backend", "force_overwrite_initial_ckpt",
     "moe_pad_experts_for_cuda_graph_inference", "hybridep_num_ranks_per_nvlink_domain", "hybridep_use_mnnvl", "layernorm_epsilon",
-    "inference_cuda_graph_scope", "moe_router_load_balancing_type", "moe_router_bias_update_rate", "moe_aux_loss_coeff",
+    "inference_cuda_graph_scope", "moe_router_bias_update_rate",
     "moe_router_enable_expert_bias", "mtp_loss_scaling_factor", "moe_hybridep_num_sms", "moe_grad_scale_func",
     "linear_ce_fusion_chunk_size", "converter_kwargs", "restart_inference_engine", "tokenizer_type", "load_optimizer",
     "moe_router_score_function",

@@ -18,7 +18,7 @@ RENAMED: Final = {
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
     "norm_epsilon": "layernorm_epsilon",
-    "layernorm_zero_centered_gamma": "apply_layernorm_1p",
+    "apply_layernorm_1p": "layernorm_zero_centered_gamma",
     "fp8_param": "fp8_param_gather",
     "fp4_param": "fp4_param_gather",
     "use_te_rng_tracker": "te_rng_tracker",
@@ -31,6 +31,8 @@ RENAMED: Final = {
     "tp_comm_overlap_disable_qkv": "tp_comm_overlap_rs_dgrad",
 }
 """Fields of configurations whose options have other dests, and former names."""
+SPLIT: Final = {"bias_activation_fusion": ("bias_swiglu_fusion", "bias_gelu_fusion")}
+"""Fields that stand for several dests (`core_transformer_config_from_args`)."""
 INVERTED: Final = {
     "share_embeddings_and_output_weights": "untie_embeddings_and_output_weights",
     "persist_layer_norm": "no_persist_layer_norm",
@@ -118,6 +120,8 @@ class Fields:
 
     def _one(self, name: str, value: object, renamed: Mapping[str, str], *, without_defaults: bool) -> list[str] | None:
         """The words for one field; None if Megatron-LM has no option for it."""
+        if name in SPLIT:
+            return [word for dest in SPLIT[name] for word in option_words(self._by_dest[dest], value)]
         if name in INVERTED:
             dest, value = INVERTED[name], not value
         else:

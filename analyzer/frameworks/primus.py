@@ -60,6 +60,8 @@ _KERNELS: Final = frozenset({
     "use_turbo_grouped_mlp", "use_turbo_parallel_linear",
 })  # fmt: skip
 """Keys that choose other kernels, whose tensors are counted as those of Transformer Engine."""
+_SAME_TENSORS: Final = frozenset({"use_turbo_attention", "fla_mla_attn"})
+"""Those of them that save the tensors that flash attention saves."""
 _MEMORY: Final = frozenset({"use_turbo_deepep", "use_sink_attention"})
 """Keys whose effect on memory is not known, and that the report names."""
 
@@ -172,7 +174,6 @@ def _words(values: Tree, environ: Mapping[str, str]) -> MegatronWords:
     tokenizer = values.get("tokenizer_type")
     if isinstance(tokenizer, str) and _TOKENIZERS.fullmatch(tokenizer):
         values = {**values, "tokenizer_type": "HuggingFaceTokenizer"}
-    layer_ids = values.get("recompute_layer_ids")
     kept = {key: value for key, value in values.items() if not _has_no_effect(key, values)}
     found = fields.words(kept, without_defaults=True)
     found.unknown += _unknown(values)
@@ -182,7 +183,7 @@ def _words(values: Tree, environ: Mapping[str, str]) -> MegatronWords:
         world=world,
         notes=("The launch is one of Primus: its configuration is read as options of Megatron-LM.", *notes),
         statements=tuple(_statements(values, found)),
-        withheld=_withheld(found, layer_ids),
+        withheld=tuple(_withheld(found, values)),
     )
 
 
@@ -208,16 +209,24 @@ def _unknown(values: Mapping[str, object]) -> Iterator[str]:
         yield "torch_compile.enable"
 
 
-def _withheld(found: Words, layer_ids: object) -> tuple[str, ...]:
-    reasons = [f"{', '.join(found.unknown)}: the effect on memory is not known"] if found.unknown else []
-    return (*reasons, *(["recompute_layer_ids: no layer is counted as recomputed"] if layer_ids else []))
+def _withheld(found: Words, values: Mapping[str, object]) -> Iterator[str]:
+    if found.unknown:
+        yield f"{', '.join(found.unknown)}: the effect on memory is not known"
+    kernels = [key for key in _kernels(values) if key not in _SAME_TENSORS]
+    if kernels:
+        yield f"{', '.join(kernels)}: the tensors of these kernels are counted as those of Transformer Engine"
+
+
+def _kernels(values: Mapping[str, object]) -> list[str]:
+    """The keys of other kernels that are on."""
+    turbo = is_true(values.get("enable_primus_turbo"))
+    return sorted(key for key in _KERNELS if is_true(values.get(key)) and (turbo or not key.startswith("use_turbo")))
 
 
 def _statements(values: Mapping[str, object], found: Words) -> Iterator[str]:
     for name in found.unknown:
         yield f"{name} is not known and not counted: its effect on memory and communication is unknown."
-    turbo = is_true(values.get("enable_primus_turbo"))
-    kernels = sorted(key for key in _KERNELS if is_true(values.get(key)) and (turbo or not key.startswith("use_turbo")))
+    kernels = _kernels(values)
     if kernels:
         yield f"{', '.join(kernels)}: the kernels are counted as those of Transformer Engine."
 

@@ -1,0 +1,264 @@
+"""Configurations of ROLL (alibaba/ROLL) whose actor is trained by Megatron-LM (`strategy_name: megatron_train`).
+
+Sources: roll/distributed/strategy/megatron_strategy.py, roll/configs, roll/pipeline/dpo/dpo_config.py, and training_args.py and
+models/model_config.py of mcore_adapter, August 2026. Files are configurations of Hydra: `defaults` names files that come first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.models import named_model
+from analyzer.frameworks.options import Fields, Words, is_true
+from analyzer.frameworks.prepare import Input, Output
+from analyzer.frameworks.recognize import YAML
+from analyzer.frameworks.yaml_files import Files, Tree, get, merge, normal, override, resolve, table
+from analyzer.launch.launchers.world import World
+from analyzer.launch.megatron_words import MegatronWords
+from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.specs.fine_tuning import Adapter, FineTuning, Objective, Phase
+from analyzer.units import natural
+
+_TRAINED: Final = ("actor_train", "student_train", "student", "sft_train", "dpo_train")
+"""Keys of the worker that trains."""
+_STRATEGY: Final = "megatron_train"
+_DTYPES: Final = {"bf16": "--bf16", "fp16": "--fp16"}
+_READ: Final = frozenset({
+    "bf16", "fp16", "accumulate_allreduce_grads_in_fp32", "recompute_granularity", "recompute_method", "recompute_num_layers",
+    "recompute_modules", "moe_layer_recompute", "additional_configs", "optimizer", "virtual_pipeline_model_parallel_size",
+    "max_grad_norm", "distrib_optim_fully_reshardable", "distrib_optim_fully_reshardable_mem_efficient", "delay_grad_reduce",
+    "save_hf_model", "save_merged_model", "ckpt_d2h_non_blocking", "sequence_packing", "compile_warmup", "check_for_nan_in_loss_and_grad",
+    "moe_enable_routing_replay", "ckpt_format", "learning_rate",
+})  # fmt: skip
+"""Keys of strategy_config that are read here, or have no effect on memory."""
+_FIXED: Final = ("--make-vocab-size-divisible-by", "1", "--no-create-attention-mask-in-dataloader")
+"""The vocabulary is that of the checkpoint, and masks have one value for each token."""
+_RANGE: Final = re.compile(r"list\(range\((?:(\d+)\s*,\s*)?(\d+)\)\)|(?:list\()?\[([\d\s,]*)\]\)?|\s*\+\s*")
+
+
+def read(launch: Input) -> Output:
+    """The training of the actor. Raises UnsupportedError if another engine than Megatron-LM trains."""
+    name, words = _file(launch)
+    tree = load(launch.folder / name, name, Files())
+    rest = [word for word in override(tree, words) if not word.startswith("-")]
+    if rest:
+        raise InputError(rest[0], f"is no override of {name}", "write KEY=VALUE, such as sequence_length=4096")
+    tree = resolve(tree, name, environ=launch.environ)
+    role = next((key for key in _TRAINED if get(tree, f"{key}.strategy_args.strategy_name") == _STRATEGY), None)
+    if role is None:
+        given = next((get(tree, f"{key}.strategy_args.strategy_name") for key in _TRAINED if key in tree), None)
+        fault = f"trains with {given or 'no strategy'}, and only training by Megatron-LM is modelled"
+        raise UnsupportedError(name, fault, f"give a configuration whose strategy_name is {_STRATEGY}")
+    variables = {**table(tree, "system_envs"), **table(tree, f"{role}.system_envs")}
+    return Output(_words(tree, role, launch.folder), environ={key: str(value) for key, value in variables.items()})
+
+
+def load(path: Path, name: str, files: Files) -> Tree:
+    """The keys of a file, after those of the files in its `defaults`."""
+    tree = files.tree(path, name)
+    merged: Tree = {}
+    defaults = tree.pop("defaults", None)
+    for each in defaults if isinstance(defaults, list) else []:
+        if not isinstance(each, str) or each == "_self_":
+            continue
+        file = each.partition("@")[0]
+        below = normal(path.parent / (file if file.endswith(YAML) else f"{file}.yaml"))
+        merge(merged, load(below, file, files))
+    return merge(merged, tree)
+
+
+def _file(launch: Input) -> tuple[str, list[str]]:
+    """The configuration, and the overrides. Raises InputError for a script without one."""
+    words = list(launch.found.words)
+    program = launch.found.program
+    if program.endswith(YAML):
+        return program, words
+    given: dict[str, str] = {}
+    rest = []
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        if flag in ("--config_path", "--config_name", "--config-path", "--config-name"):
+            given[flag.replace("-", "_")] = value if equals or not words else words.pop(0)
+        else:
+            rest.append(flag + equals + value)
+    folder, file = given.get("__config_path"), given.get("__config_name")
+    if folder is None or file is None:
+        raise InputError(program, "has no configuration", "add --config_path FOLDER --config_name NAME, or analyze the file itself")
+    return str(Path(program).parent / folder / f"{file.removesuffix('.yaml')}.yaml"), rest
+
+
+def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
+    worker = table(tree, role)
+    key, path = _model_path(tree, worker, role)
+    model = named_model(key, path, folder=folder)
+    config = table(worker, "strategy_args.strategy_config")
+    world = _world(worker, role)
+    fields = Fields(load_catalogue().newest)
+    found = Words([*model.defaults, *_FIXED])
+    dtype = "fp16" if is_true(config.get("fp16")) else str(get(worker, "model_args.dtype", "bf16"))
+    found.words += [_DTYPES[dtype]] if dtype in _DTYPES else []
+    if model.experts:
+        found.words += ["--moe-token-dispatcher-type", str(get(config, "moe_token_dispatcher_type", "allgather"))]
+    kept = {name: value for name, value in config.items() if name not in _READ and (model.experts or not name.startswith("moe_"))}
+    prefix = f"{role}.strategy_args.strategy_config."
+    found.add(fields.words(kept, prefix=prefix))
+    found.add(fields.words(table(config, "additional_configs"), prefix=f"{prefix}additional_configs."))
+    found.words += _recompute(config)
+    found.words += _pipeline(config)
+    reduced = is_true(config.get("accumulate_allreduce_grads_in_fp32"))
+    found.words.append("--accumulate-allreduce-grads-in-fp32" if reduced else "--grad-reduce-in-bf16")
+    batch, note = _batch(tree, worker, role, config, world)
+    found.words += batch
+    tuning = _tuning(tree, role, worker)
+    return MegatronWords(
+        words=tuple(found.words),
+        model=model.name,
+        world=world,
+        notes=(f"The launch is one of ROLL: the update of {role} is analyzed.", note),
+        statements=tuple(f"{name} is not known and not counted: its effect on memory and communication is unknown." for name in found.unknown),
+        withheld=tuple(_withheld(found, tuning)),
+        tuning=tuning,
+    )
+
+
+def _withheld(found: Words, tuning: FineTuning) -> Iterator[str]:
+    if found.unknown:
+        yield f"{', '.join(found.unknown)}: the effect on memory is not known"
+    if tuning.objective == "language model" and not tuning.phases:
+        yield "the loss of ROLL is counted as a cross entropy of Megatron-LM"
+
+
+def _model_path(tree: Tree, worker: Tree, role: str) -> tuple[str, str]:
+    """The setting with the model, and its value. Raises InputError if there is none."""
+    settings = [(f"{role}.model_args.model_name_or_path", get(worker, "model_args.model_name_or_path"))]
+    settings += [(key, tree.get(key)) for key in (("student_pretrain", "pretrain") if role.startswith("student") else ("pretrain",))]
+    for key, value in settings:
+        if isinstance(value, str) and value:
+            return key, value
+    raise InputError("pretrain", "is missing", "add it, with a Hugging Face name or the folder of a config.json")
+
+
+def _recompute(config: Tree) -> list[str]:
+    """Recomputation: of all layers by default if it is full (`McaModelConfig.__post_init__`)."""
+    granularity = config.get("recompute_granularity")
+    modules = config.get("recompute_modules")
+    if isinstance(modules, str):
+        modules = modules.split(",")
+    words = ["--recompute-granularity", str(granularity)] if granularity else []
+    if granularity == "full":
+        method, layers = config.get("recompute_method") or "uniform", config.get("recompute_num_layers") or 1
+        words += ["--recompute-method", str(method), "--recompute-num-layers", str(layers)]
+    elif granularity and modules:
+        words += ["--recompute-modules", *(str(each).strip() for each in modules)]
+    if is_true(config.get("moe_layer_recompute")) and granularity != "full":
+        words.append("--moe-layer-recompute")
+    return words
+
+
+def _pipeline(config: Tree) -> list[str]:
+    stages = natural(str(config.get("virtual_pipeline_model_parallel_size"))) or 1
+    layout = config.get("pipeline_model_parallel_layout")
+    return ["--num-virtual-stages-per-pipeline-rank", str(stages)] if stages > 1 and not layout else []
+
+
+def _world(worker: Tree, role: str) -> World:
+    """The GPUs of `device_mapping`. Raises InputError for an expression that is none."""
+    text = str(worker.get("device_mapping"))
+    size, end = 0, 0
+    for found in _RANGE.finditer(text):
+        if found.start() != end:
+            break
+        end = found.end()
+        if found[2]:
+            size += int(found[2]) - int(found[1] or 0)
+        elif found[3] is not None:
+            size += len([each for each in found[3].split(",") if each.strip()])
+    if end != len(text) or size < 1:
+        raise InputError(f"{role}.device_mapping", f"{text!r} is no list of GPUs", "write list(range(0,8)), for example")
+    return World.of(size)
+
+
+def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> tuple[list[str], str]:
+    """Sequence length and batch sizes, and the assumption about them."""
+    length = natural(str(tree.get("sequence_length")))
+    if not length:
+        length = sum(natural(str(tree.get(key))) or 0 for key in ("prompt_length", "response_length"))
+    if not length:
+        raise InputError("sequence_length", "is missing", "write sequence_length=4096, for example")
+    micro = natural(str(get(worker, "training_args.per_device_train_batch_size", 1))) or 1
+    micro *= 2 if _is_preference(tree) else 1
+    if is_true(worker.get("use_dynamic_batching_in_train")):
+        tokens = natural(str(worker.get("max_tokens_per_microbatch_in_train"))) or micro * length
+        return _packed(tokens, f"{role}.max_tokens_per_microbatch_in_train")
+    if is_true(worker.get("use_sequence_packing")):
+        balanced = get(worker, "sequence_packing_args.algorithm", "none") == "load_balance"
+        most = natural(str(get(worker, "sequence_packing_args.max_packed_sequence_length_train", ""))) if balanced else None
+        return _packed(most or micro * length, f"{role}.use_sequence_packing")
+    steps = natural(str(get(worker, "training_args.gradient_accumulation_steps", 1))) or 1
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    replicas = world.size
+    for name in sizes:
+        replicas //= natural(str(config.get(name))) or 1
+    note = f"Sequences are assumed to have {length} tokens, the longest of the configuration."
+    samples = micro * steps * max(replicas, 1)
+    return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], note
+
+
+def _packed(tokens: int, setting: str) -> tuple[list[str], str]:
+    note = f"A microbatch is assumed to have {tokens} tokens, from {setting}, as one sequence."
+    return ["--seq-length", str(tokens), "--micro-batch-size", "1"], note
+
+
+def _is_preference(tree: Mapping[str, Any]) -> bool:
+    return "chosen_key" in tree or "rejected_key" in tree
+
+
+def _tuning(tree: Tree, role: str, worker: Tree) -> FineTuning:
+    """Adapters, and the other models of the method."""
+    adapter, frozen = _adapter(worker, role), _frozen(worker, role)
+    if role == "sft_train":
+        return FineTuning(adapter=adapter, frozen=frozen)
+    if _is_preference(tree):
+        phases = (Phase(name="reference"),)
+        return FineTuning(
+            objective="preference", method="DPO", adapter=adapter, frozen=frozen, phases=phases, sequences_per_sample=2
+        )
+    phases_of: list[Phase] = []
+    trained = str(worker.get("device_mapping"))
+    for key, name in (("reference", "reference"), ("critic", "critic"), ("teacher", "teacher"), ("actor_infer", "rollout")):
+        other = table(tree, key)
+        if other:
+            same = str(other.get("device_mapping", trained)) == trained
+            phases_of.append(Phase(name=name, on_same_gpus=same))  # type: ignore[arg-type]
+    objective: Objective = "distillation"
+    if role == "actor_train" or "actor_infer" in tree:
+        objective = "reinforcement"
+        phases_of = [Phase(name="log-probabilities"), *phases_of, Phase(name="refit")]
+    estimator = str(tree.get("adv_estimator", "")).upper()
+    method = {"GAE": "PPO"}.get(estimator, estimator) if objective == "reinforcement" else "distillation"
+    return FineTuning(objective=objective, method=method, adapter=adapter, frozen=frozen, phases=tuple(phases_of))
+
+
+def _adapter(worker: Tree, role: str) -> Adapter | None:
+    arguments = table(worker, "model_args")
+    rank = natural(str(arguments.get("lora_rank")))
+    if not rank or not arguments.get("lora_target"):
+        return None
+    targets = str(arguments["lora_target"]).split(",")
+    alpha = arguments.get("lora_alpha")
+    return Adapter(
+        kind="lora",
+        rank=rank,
+        alpha=float(alpha) if isinstance(alpha, int | float) else None,
+        targets=tuple(each.strip() for each in targets),
+        source=f"{role}.model_args.lora_rank={rank}",
+    )
+
+
+def _frozen(worker: Tree, role: str) -> tuple[str, ...]:
+    value = get(worker, "model_args.freeze_module_prefix")
+    return (f"{role}.model_args.freeze_module_prefix={value}",) if value else ()
