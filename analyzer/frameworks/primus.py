@@ -39,8 +39,8 @@ _NO_EFFECT: Final = frozenset({
     "allow_padding_num_layers", "auto_offload_time", "communication_method", "enable_exactly_numeric_match", "enable_zb_runtime",
     "enable_zero_bubble", "num_seq_splits", "offload_ops", "offload_overlap_sr", "offload_time", "pp_algorithm",
     "sink_window_even_layers_only", "activation_func", "use_fla_data", "dump_pp_data", "data_parallel_replicate_degree",
-    "spec_module_default", "fp8_wgrad", "cuda_graph_scope", "virtual_pipeline_model_parallel_size", "retro_add_retriever",
-    "rope_type", "mscale", "mscale_all_dim", "tiktoken_pattern", "post_trainer", "final_logit_softcapping_default",
+     "fp8_wgrad", "cuda_graph_scope", "virtual_pipeline_model_parallel_size", "retro_add_retriever",
+    "rope_type", "mscale", "mscale_all_dim", "tiktoken_pattern", "post_trainer",
     "dataloader_mp_context", "enable_primus_turbo", "turbo_deepep_num_cu", "turbo_deepep_use_comm_stream", "turbo_gemm_backend",
     "turbo_grouped_gemm_backend", "turbo_mega_moe_precision", "use_turbo_permute_padding",
 })  # fmt: skip

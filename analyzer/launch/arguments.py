@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from analyzer.specs.fine_tuning import FineTuning
+from analyzer.specs.fine_tuning import ALL_PARAMETERS, FineTuning
 from analyzer.specs.software import SoftwareSpec
 
 
@@ -34,7 +34,7 @@ class Arguments:
     withheld: tuple[str, ...] = ()
     """Why there can be no verdict: what the launch trains otherwise than the analysis counts it, a fragment of a sentence each."""
 
-    tuning: FineTuning = FineTuning()
+    tuning: FineTuning = ALL_PARAMETERS
     """What is trained beside, or instead of, all parameters of the model."""
 
     words: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from analyzer.launch.launchers.world import World
 from analyzer.launch.options.catalogue import OLDEST
 from analyzer.launch.options.script_options import flags_of
 from analyzer.launch.placeholders import with_whole_placeholders
-from analyzer.specs.fine_tuning import FineTuning
+from analyzer.specs.fine_tuning import ALL_PARAMETERS, FineTuning
 
 if TYPE_CHECKING:
     from analyzer.launch.forks.fork_table import ForkOption, ForkTable
@@ -43,7 +43,7 @@ class MegatronWords:
     """The number of GPUs, if options of the fork give it."""
     model: str | None = None
     """The Hugging Face name or the folder of the model, if the fork gives it instead of options."""
-    tuning: FineTuning = FineTuning()
+    tuning: FineTuning = ALL_PARAMETERS
     """What is trained beside, or instead of, all parameters of the model."""
 
 

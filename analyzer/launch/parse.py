@@ -73,7 +73,8 @@ def parse(
     model = info.model or own.model
     if model is not None:
         check_model_file(info, model, folder)
-    sources = _Sources(choice, catalogue, model, script=of_framework or (words.entry is not None and own.model is None), folder=folder)
+    script = of_framework or (words.entry is not None and own.model is None)
+    sources = _Sources(choice, catalogue, model, script=script, folder=folder)
     own, parsed = _read_values_of_forks(own, sources, known)
     software, versions = software_of(parsed.table.release, te=info.te, torch=info.torch, engine=info.engine)
     arguments = Arguments(

@@ -88,3 +88,7 @@ class FineTuning:
             yield f"only the update is counted{method}, not the {listed}"
         elif self.objective not in ("language model", "reinforcement"):
             yield f"the loss of {self.method or self.objective} is counted as that of a language model"
+
+
+ALL_PARAMETERS: Final = FineTuning()
+"""A training of all parameters of one model."""

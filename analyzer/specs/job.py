@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analyzer.specs.fine_tuning import FineTuning
+from analyzer.specs.fine_tuning import ALL_PARAMETERS, FineTuning
 from analyzer.specs.hardware import HardwareSpec
 from analyzer.specs.model import AssumedVocabulary, ModelSpec
 from analyzer.specs.optimizer import FsdpSpec, OptimizerSpec
@@ -35,7 +35,7 @@ class TrainingJob:
     """The assumptions about options that are given: they are not modelled in full, or have no effect."""
     withheld: tuple[str, ...] = ()
     """Why there is no verdict, a fragment of a sentence each."""
-    tuning: FineTuning = FineTuning()
+    tuning: FineTuning = ALL_PARAMETERS
     """What is trained beside, or instead of, all parameters of the model. No formula uses it yet."""
     unknown: tuple[str, ...] = ()
     """What the launch does not say or this program does not know, one sentence each."""
