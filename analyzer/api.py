@@ -1,6 +1,6 @@
 """The Python API. The command line uses the same steps.
 
-`analyze` turns a launch into a report, `search` finds faster layouts, `analyze_inference` and `analyze_offload` are for generation.
+`analyze` turns a launch into a report, and `analyze_config` a configuration of Megatron-Bridge; `search` finds faster layouts, `analyze_inference` and `analyze_offload` are for generation.
 """
 
 from __future__ import annotations
@@ -77,6 +77,36 @@ def analyze(
     `analyzer.errors.AnalyzerError` for input that is invalid or not supported.
     """
     launch = _read_training(argv, gpu=gpu, environ=environ, folder=folder)
+    _refuse_command_line(launch.options)
+    return report_of(launch)
+
+
+def analyze_config(
+    config: object,
+    *,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    options: str | Sequence[Word] = (),
+    environ: Mapping[str, str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Report:
+    """The report of a training with Megatron-Bridge, given its ConfigContainer.
+
+    `config` is the object, which is read by its fields and not changed, or a mapping with the keys of its YAML. Megatron-Bridge is
+    not imported. `gpus`: the number of GPUs; without it that of the processes of this launch (WORLD_SIZE), or the smallest one that
+    the layout allows. `options`: --info options, such as "--info-margin 5%". `gpu`, `environ` and `folder` are those of `analyze`.
+
+    The process is left unchanged, and nothing is printed. Sizes in the report are in bytes. Raises
+    `analyzer.errors.AnalyzerError` for a configuration that is invalid or not supported.
+    """
+    from analyzer.frameworks.bridge import own_words
+    from analyzer.frameworks.containers import from_container
+    from analyzer.frameworks.prepare import Prepared
+
+    words = [*_words(options, gpu), *(["--info-world-size", str(gpus)] if gpus is not None else [])]
+    prepared = Prepared(tuple(words), dict(os.environ if environ is None else environ), own_words(from_container(config)))
+    place = Path.cwd() if folder is None else Path(folder)
+    launch = _read_prepared(prepared, words, folder=place, default_gpu=None)
     _refuse_command_line(launch.options)
     return report_of(launch)
 
@@ -197,9 +227,11 @@ def read_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path
     except UnsupportedError:
         raise
     except InputError:
+        from analyzer.frameworks.recognize import recognize
         from analyzer.launch.entry_script import refuse_other_program
 
-        refuse_other_program(argv)
+        if recognize(argv) is None:
+            refuse_other_program(argv)
         raise
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Final
 
+from analyzer.errors import InputError
+
 Tree = dict[str, Any]
 TARGET: Final = "_target_"
 """Key with the class of an object."""
@@ -22,6 +24,14 @@ _DTYPES: Final = {
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
 }  # fmt: skip
 """Names of dtypes of torch in options of Megatron-LM, where FP8 states are stored as uint8."""
+
+
+def from_container(config: object) -> Tree:
+    """The plain values of a ConfigContainer, or of a mapping with the keys of its YAML. Raises InputError for anything else."""
+    tree = from_yaml(config) if isinstance(config, Mapping) else from_object(config)
+    if not isinstance(tree, dict):
+        raise InputError("config", f"is of type {type(config).__name__}", "give a ConfigContainer of Megatron-Bridge")
+    return tree
 
 
 def from_yaml(value: Any) -> Any:
@@ -83,8 +93,5 @@ def dtype(name: str) -> str:
 def _fields(value: Any) -> list[str]:
     """Names of the fields of an object: of its dataclass, and attributes that were set later."""
     names = [each.name for each in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    try:
-        names += [name for name in vars(value) if name not in names]
-    except TypeError:  # objects of compiled code have no attributes
-        pass
+    names += [name for name in getattr(value, "__dict__", {}) if name not in names]
     return [name for name in names if not name.startswith("_")]

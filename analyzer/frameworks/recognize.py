@@ -42,7 +42,8 @@ PROGRAMS: Final = (
     Program("primus", r"train", folders=("primus",)),
 )
 """The first that fits counts."""
-FOREIGN: Final = re.compile(r"(^|[\s/])(actor_rollout_ref|actor_train)\.")
+_MS_SWIFT: Final = (frozenset({"megatron", "swift"}), frozenset({"sft", "pt", "rlhf"}))
+"""The first two words of a command of ms-swift."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class Found:
 def recognize(argv: Sequence[str]) -> Found | None:
     """The launch of a framework; None for other launches."""
     info, words = _separated(argv)
+    if all(word in names for word, names in zip(words, _MS_SWIFT, strict=False)) and len(words) > len(_MS_SWIFT):
+        return Found("ms_swift", words[1], tuple(words[2:]), tuple(info))
     for position, word in enumerate(words):
         if word.endswith(YAML) and position == 0:
             return Found(None, word, tuple(words[1:]), tuple(info))
@@ -70,7 +73,7 @@ def recognize(argv: Sequence[str]) -> Found | None:
             return Found(program.framework, word, tuple(words[position + 1 :]), (*words[:position], *info))
     if any(word.lstrip("+").startswith("actor_rollout_ref.") for word in words):
         settings = [word for word in words if "=" in word and not word.startswith("--n")]
-        return Found("verl", "verl", tuple(settings), tuple([*(word for word in words if word not in settings), *info]))
+        return Found("verl", "verl", tuple(settings), (*(word for word in words if word not in settings), *info))
     return None
 
 

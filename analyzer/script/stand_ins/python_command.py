@@ -27,6 +27,12 @@ TRAINING_OPTIONS = frozenset({
     "--micro-batch-size", "--global-batch-size", "--train-iters", "--train-samples", "--lr", "--min-lr", "--lr-decay-style",
     "--batch-size", "--use-distributed-optimizer",
 })  # fmt: skip
+CONFIGURED = frozenset({
+    "run_grpo", "run_sft", "run_dpo", "run_rm", "run_ppo", "run_distillation", "run_vlm", "run_opd", "run_mopd", "run_async",
+    "start_rlvr", "start_agentic", "start_sft", "start_dpo", "start_distill", "start_onpolicy",
+})  # fmt: skip
+"""Beginnings of the names of scripts of NeMo-RL and ROLL, whose configuration is in a file."""
+CONFIG_OPTIONS = ("--config", "--config_name", "--config-name", "--config_path")
 VERL_SETTINGS = "actor_rollout_ref."
 """Beginning of the settings of verl's actor."""
 LAUNCHER_MODULES = {
@@ -172,6 +178,9 @@ def trains(name: str, arguments: list[str]) -> bool:
     if not parts & OTHER and any(part.startswith(CERTAIN) for part in parts):
         return True
     if any(word.lstrip("+").startswith(VERL_SETTINGS) for word in arguments):
+        return True
+    given = {word.partition("=")[0] for word in arguments}
+    if "_".join(name.split("_")[:2]).removesuffix(".py") in CONFIGURED and not given.isdisjoint(CONFIG_OPTIONS):
         return True
     options = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
     return len(options & MODEL_OPTIONS) >= 2 and len(options & TRAINING_OPTIONS) >= 2
