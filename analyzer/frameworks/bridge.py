@@ -307,8 +307,10 @@ def _sequence(config: Tree, model: Tree) -> tuple[list[str], list[str]]:
     if not length:
         raise InputError("dataset.seq_length", "is missing", "add it, or model.seq_length")
     notes = [f"A microbatch is one packed sequence of {length} tokens."] if natural(str(packed)) else []
+    skipped = is_true(dataset.get("skip_getting_attention_mask_from_dataset", True))
     positions = max(length, natural(str(model.get("max_position_embeddings"))) or 0)
-    return ["--seq-length", str(length), "--max-position-embeddings", str(positions)], notes
+    words = ["--seq-length", str(length), "--max-position-embeddings", str(positions)]
+    return [*words, *(["--no-create-attention-mask-in-dataloader"] if skipped else [])], notes
 
 
 def _vocabulary(model: Tree, tokenizer: Tree) -> list[str]:

@@ -99,7 +99,9 @@ def _translated(
     from analyzer.launch.forks import adapters, bridge, swift
     from analyzer.launch.forks.fork_table import load_fork_options
     from analyzer.launch.forks.guess import guess_fork, rank_forks
+    from analyzer.launch.forks.launch_options import LaunchOptions
     from analyzer.launch.forks.translate import translate, world_of
+    from analyzer.launch.forks.tuning import tuning_of
     from analyzer.launch.unknown_options import not_counted, refuse_misspelled, sort_words
 
     forks = load_fork_options()
@@ -137,6 +139,7 @@ def _translated(
         withheld=tuple(dict.fromkeys([*translation.withheld, *filter(None, withheld)])),
         world=World.of(gpus) if (gpus := world_of(given)) is not None else None,
         model=model,
+        tuning=tuning_of(LaunchOptions({**sorted_words.unknown, **given}, others), guess.fork.key if guess is not None else None),
     )
 
 

@@ -64,7 +64,7 @@ def test_a_launch_that_trains_adapters_gets_no_verdict(line: str) -> None:
     ],
 )
 def test_other_ranks_and_switched_off_adapters_leave_the_verdict(line: str) -> None:
-    assert launch(line).withheld == ()
+    assert not any("adapters" in reason for reason in launch(line).withheld)
 
 
 # other models

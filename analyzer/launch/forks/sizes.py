@@ -6,6 +6,7 @@ Sources: the parsers of these projects (`Fork.repository`), and for ms-swift swi
 from __future__ import annotations
 
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
+from analyzer.launch.forks.tuning import PAIRED
 
 _NO_REFERENCE = "the reference model is not counted, so the prediction is too low"
 
@@ -107,9 +108,21 @@ def recompute_layers_of_rank(launch: LaunchOptions, flag: str) -> Reading:
 def training_stage(launch: LaunchOptions, flag: str) -> Reading:
     """Kind of training. Direct preference optimization and reinforcement learning have a second model."""
     kind = launch.word(flag) or ""
+    if flag == "--rlhf_type":
+        return _pairs(launch, flag, kind)
     if kind in ("dpo", "kto", "grpo", "gkd") or kind.startswith(("ray_", "trl_")):
         return Reading(warnings=(f"{flag} {kind}: {_NO_REFERENCE}.",))
     return NOTHING
+
+
+def _pairs(launch: LaunchOptions, flag: str, kind: str) -> Reading:
+    """Of ms-swift: samples that are two sequences. What is not counted is in `tuning`."""
+    if kind not in PAIRED:
+        return NOTHING
+    micro, samples = launch.integer("--micro-batch-size", 1), launch.integer("--global-batch-size", 16)
+    words = ("--micro-batch-size", str(2 * micro), "--global-batch-size", str(2 * samples))
+    note = f"{flag} {kind}: a sample is two sequences, {2 * micro} in a microbatch of {micro}."
+    return Reading(words=words, dropped=("--micro-batch-size", "--global-batch-size"), notes=(note,))
 
 
 def max_length(launch: LaunchOptions, flag: str) -> Reading:
