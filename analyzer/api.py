@@ -1,6 +1,7 @@
 """The Python API. The command line uses the same steps.
 
-`analyze` turns a launch into a report, and `analyze_config` a configuration of Megatron-Bridge; `search` finds faster layouts, `analyze_inference` and `analyze_offload` are for generation.
+`analyze` turns a launch into a report, and `analyze_config` a configuration of Megatron-Bridge. `search` finds faster layouts,
+`analyze_inference` and `analyze_offload` are for generation.
 """
 
 from __future__ import annotations

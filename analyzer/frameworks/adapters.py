@@ -59,7 +59,9 @@ def dtype_name(value: object) -> str | None:
 def frozen_parts(config: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
     """Keys such as freeze_vision_model that are true. Routers, which are small, are left out."""
     return tuple(
-        f"{prefix}.{key}" for key, value in config.items() if key.startswith("freeze_") and key.count("router") == 0 and is_true(value)
+        f"{prefix}.{key}"
+        for key, value in config.items()
+        if key.startswith("freeze_") and key.count("router") == 0 and is_true(value)
     )
 
 

@@ -45,7 +45,8 @@ _ACTIVATIONS: Final = {
 _BF16: Final[Tree] = {"bf16": True, "fp16": False, "grad_reduce_in_fp32": True}
 _FP16: Final[Tree] = {"fp16": True, "bf16": False, "grad_reduce_in_fp32": False}
 _DELAYED: Final[Tree] = {
-    "fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max", "fp8_param_gather": True,
+    "fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max",
+    "fp8_param_gather": True,
 }  # fmt: skip
 _MXFP8: Final[Tree] = {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}
 _BLOCKS: Final[Tree] = {"fp8": "hybrid", "fp8_recipe": "blockwise", "fp8_param_gather": False}
@@ -99,7 +100,8 @@ _MODEL_READ: Final = frozenset({
     "tp_comm_overlap_cfg", "attention_backend",
 })  # fmt: skip
 _MODEL_NO_EFFECT: Final = frozenset({
-    "hf_model_id", "hf_model_revision", "parallel_output", "scatter_embedding_sequence_parallel", "generation_config", "logit_dtype",
+    "hf_model_id", "hf_model_revision", "parallel_output", "scatter_embedding_sequence_parallel", "generation_config",
+    "logit_dtype",
     "mtp_enabled", "transformer_layer_spec", "use_transformer_engine_full_layer_spec", "use_arbitrary_attention_mask",
     "mamba_stack_spec", "hybrid_stack_spec", "position_ids", "rotary_scaling_factor", "rope_scaling_factor", "rope_scaling",
     "rotary_base", "rotary_percent", "rotary_base_local", "rotary_interleaved", "seq_len_interpolation_factor", "mscale",
@@ -117,12 +119,14 @@ _MODEL_NO_EFFECT: Final = frozenset({
   "finalize",
 })  # fmt: skip
 """Fields of a provider without an effect on the memory of a training step."""
-_OPTIMIZER_READ: Final = frozenset({TARGET, "bf16", "fp16", "params_dtype", "use_distributed_optimizer", "overlap_param_gather", "lr", "min_lr"})
+_OPTIMIZER_READ: Final = frozenset(
+    {TARGET, "bf16", "fp16", "params_dtype", "use_distributed_optimizer", "overlap_param_gather", "lr", "min_lr"}
+)
 _OPTIMIZER_NO_EFFECT: Final = frozenset({
-    "barrier_with_L1_time", "timers", "config_logger_dir", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
-    "hysteresis", "log_num_zeros_in_grad", "store_param_remainders", "apply_wd_to_qk_layernorm", "pin_cpu_grads", "pin_cpu_params",
-    "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum", "clip_grad", "decoupled_lr", "decoupled_min_lr",
-    "decoupled_weight_decay", "fp8_recipe", "reuse_grad_buf_for_mxfp8_param_ag",
+    "barrier_with_L1_time", "timers", "config_logger_dir", "loss_scale", "initial_loss_scale", "min_loss_scale",
+    "loss_scale_window", "hysteresis", "log_num_zeros_in_grad", "store_param_remainders", "apply_wd_to_qk_layernorm",
+    "pin_cpu_grads", "pin_cpu_params", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum", "clip_grad",
+    "decoupled_lr", "decoupled_min_lr", "decoupled_weight_decay", "fp8_recipe", "reuse_grad_buf_for_mxfp8_param_ag",
     "optimizer_type",
 })  # fmt: skip
 _DDP_READ: Final = frozenset({
@@ -133,7 +137,14 @@ _DDP_READ: Final = frozenset({
     "megatron_fsdp_version", "megatron_fsdp_use_decoupled_grad", "gradient_reduce_div_fusion", "pad_buckets_for_high_nccl_busbw",
     "fsdp_all_gather_in_start_param_sync", "disable_symmetric_registration", "num_distributed_optimizer_instances",
 })  # fmt: skip
-_TRAIN: Final = ("micro_batch_size", "global_batch_size", "train_iters", "train_samples", "rampup_batch_size", "empty_unused_memory_level")
+_TRAIN: Final = (
+    "micro_batch_size",
+    "global_batch_size",
+    "train_iters",
+    "train_samples",
+    "rampup_batch_size",
+    "empty_unused_memory_level",
+)
 
 
 def read(launch: Input) -> Output:
@@ -181,7 +192,7 @@ def own_words(config: Tree) -> MegatronWords:
         world=_world(model, data_parallel),
         notes=("The launch is one of Megatron-Bridge: its ConfigContainer is read as options of Megatron-LM.", *notes),
         statements=tuple(_statements(found, data_parallel, config)),
-        withheld=(f"{', '.join(found.unknown)}: the effect on memory is not known",) if found.unknown else (),
+        withheld=found.withheld(),
         tuning=tuning,
     )
 
@@ -301,7 +312,10 @@ def _sequence(config: Tree, model: Tree) -> tuple[list[str], list[str]]:
     if packed is None:
         packed = _table(dataset, "packed_sequence_specs").get("packed_sequence_size")
     length = natural(str(packed)) or next(
-        filter(None, (natural(str(each)) for each in (dataset.get("seq_length"), dataset.get("sequence_length"), model.get("seq_length")))),
+        filter(
+            None,
+            (natural(str(each)) for each in (dataset.get("seq_length"), dataset.get("sequence_length"), model.get("seq_length"))),
+        ),
         None,
     )
     if not length:
@@ -339,8 +353,7 @@ def _world(model: Tree, data_parallel: int | None) -> World | None:
 
 
 def _statements(found: Words, data_parallel: int | None, config: Tree) -> Iterator[str]:
-    for name in found.unknown:
-        yield f"{name} is not known and not counted: its effect on memory and communication is unknown."
+    yield from found.statements()
     if _table(config, "comm_overlap") and data_parallel is None:
         yield "comm_overlap: data parallelism is assumed, with overlapped gradients and parameters, unless it turns them off."
     if is_true(_table(config, "model").get("restore_modelopt_state")):

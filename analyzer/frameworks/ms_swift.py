@@ -1,6 +1,6 @@
 """Commands of ms-swift (`megatron sft …`), and YAML files with their arguments: the keys are the options of the command line.
 
-Source: swift/cli/main.py and swift/arguments of ms-swift 4.6, where a file stands for the options that it has. The options themselves
+Source: swift/cli/main.py and swift/arguments of ms-swift 4.6, where a file stands for the options that it has. The options
 are read by `analyzer.launch.forks.swift`.
 """
 

@@ -35,19 +35,20 @@ _METHODS: Final = {
 _DTYPES: Final = {"bfloat16": ("--bf16",), "float16": ("--fp16",), "float32": ()}
 _RENAMED: Final = {"expert_tensor_parallel_size": "expert_tensor_parallel_size", "offload_modules": "offload_modules"}
 _READ: Final = frozenset({
-    "enabled", "activation_checkpointing", "recompute_granularity", "recompute_modules", "fp8_cfg", "peft", "optimizer", "scheduler",
-    "distributed_data_parallel_config", "model_overrides", "env_vars", "freeze_config", "freeze_moe_router", "sequence_parallel",
-    "moe_enable_deepep", "cuda_graph_modules", "cuda_graph_impl", "cuda_graph_warmup_steps", "fine_grained_activation_offloading",
-    "offload_modules", "mtp_num_layers", "mtp_use_repeated_layer", "moe_flex_dispatcher_backend",
+    "enabled", "activation_checkpointing", "recompute_granularity", "recompute_modules", "fp8_cfg", "peft", "optimizer",
+    "scheduler", "distributed_data_parallel_config", "model_overrides", "env_vars", "freeze_config", "freeze_moe_router",
+    "sequence_parallel", "moe_enable_deepep", "cuda_graph_modules", "cuda_graph_impl", "cuda_graph_warmup_steps",
+    "fine_grained_activation_offloading", "offload_modules", "mtp_num_layers", "mtp_use_repeated_layer",
+    "moe_flex_dispatcher_backend",
 })  # fmt: skip
 """Keys of megatron_cfg that are read here."""
 _NO_EFFECT: Final = frozenset({
     "force_reconvert_from_hf", "converter_type", "train_iters", "checkpoint", "pipeline_dtype", "use_gloo_process_groups",
     "moe_per_layer_logging", "track_moe_metrics", "empty_unused_memory_level", "defer_fp32_logits", "mtp_detach_heads",
     "fused_linear_logprobs_chunk_size", "radio_force_cpe_eval_mode", "clear_memory_caches_before_refit", "moe_router_num_groups",
-    "moe_router_group_topk", "inference_moe_token_dispatcher_type", "inference_grouped_gemm_backend", "force_overwrite_initial_ckpt",
-    "moe_pad_experts_for_cuda_graph_inference", "hybridep_num_ranks_per_nvlink_domain", "hybridep_use_mnnvl", "layernorm_epsilon",
-    "inference_cuda_graph_scope", "moe_router_bias_update_rate",
+    "moe_router_group_topk", "inference_moe_token_dispatcher_type", "inference_grouped_gemm_backend",
+    "force_overwrite_initial_ckpt", "moe_pad_experts_for_cuda_graph_inference", "hybridep_num_ranks_per_nvlink_domain",
+    "hybridep_use_mnnvl", "layernorm_epsilon", "inference_cuda_graph_scope", "moe_router_bias_update_rate",
     "moe_router_enable_expert_bias", "mtp_loss_scaling_factor", "moe_hybridep_num_sms", "moe_grad_scale_func",
     "linear_ce_fusion_chunk_size", "converter_kwargs", "restart_inference_engine", "tokenizer_type", "load_optimizer",
     "moe_router_score_function",
@@ -60,8 +61,13 @@ _OF_OPTIMIZER: Final = frozenset({
     "lr", "min_lr", "weight_decay", "bf16", "fp16", "params_dtype", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum",
     "clip_grad", "decoupled_lr", "decoupled_min_lr",
 })  # fmt: skip
-_OF_GRADIENTS: Final = frozenset({"grad_reduce_in_fp32", "average_in_collective", "data_parallel_sharding_strategy", "use_custom_fsdp"})
+_OF_GRADIENTS: Final = frozenset(
+    {"grad_reduce_in_fp32", "average_in_collective", "data_parallel_sharding_strategy", "use_custom_fsdp"}
+)
 _UNPADDED: Final = ("--make-vocab-size-divisible-by", "1")
+"""Bridge does not pad the vocabulary (`should_pad_vocab`)."""
+_UNMASKED: Final = "--no-create-attention-mask-in-dataloader"
+"""Packed sequences have no attention mask (nemo_rl/models/megatron/data.py)."""
 
 
 def read(launch: Input) -> Output:
@@ -73,7 +79,7 @@ def read(launch: Input) -> Output:
         raise InputError(rest[0], f"is no override of {name}", "write KEY=VALUE, such as policy.train_micro_batch_size=1")
     tree = resolve(tree, name, environ=launch.environ)
     if not is_true(get(tree, "policy.megatron_cfg.enabled", False)):
-        fault = "trains with DTensor of PyTorch (policy.megatron_cfg.enabled is false), and only training by Megatron-LM is modelled"
+        fault = "trains without Megatron-LM (policy.megatron_cfg.enabled is false), and only Megatron-LM is modelled"
         raise UnsupportedError(name, fault, "give policy.megatron_cfg.enabled=true, or a configuration that has it")
     variables = {key: str(value) for key, value in table(tree, "policy.megatron_cfg.env_vars").items()}
     return Output(_words(tree, launch.folder), environ=variables)
@@ -148,13 +154,13 @@ def _is_on(value: Any) -> bool:
 
 
 def _what(method: str) -> str:
-    return "the update of the policy" if method in ("grpo", "ppo", "distillation", "") else f"the {_METHODS[method] or 'SFT'} training"
+    if method in ("grpo", "ppo", "distillation", ""):
+        return "the update of the policy"
+    return f"the {_METHODS[method] or 'SFT'} training"
 
 
 def _withheld(method: str, found: Words) -> tuple[str, ...]:
-    reasons = []
-    if found.unknown:
-        reasons.append(f"{', '.join(found.unknown)}: the effect on memory is not known")
+    reasons = [*found.withheld()]
     if method == "sft":
         reasons.append("the log-probabilities of NeMo-RL's loss are counted as a cross entropy of Megatron-LM")
     return tuple(reasons)
@@ -168,7 +174,7 @@ def _batch(policy: Tree, *, pairs: bool) -> tuple[list[str], list[str]]:
         if is_true(get(policy, f"{packing}.enabled", False)):
             tokens = natural(str(get(policy, f"{packing}.train_mb_tokens", ""))) or length * micro
             note = f"A microbatch is assumed to have {tokens} tokens, from policy.{packing}.train_mb_tokens, as one sequence."
-            return ["--seq-length", str(tokens), "--micro-batch-size", "1"], [note]
+            return ["--seq-length", str(tokens), "--micro-batch-size", "1", _UNMASKED], [note]
     note = f"Sequences are assumed to have {length} tokens, from policy.max_total_sequence_length."
     if pairs:
         micro, samples = 2 * micro, 2 * samples
@@ -186,7 +192,8 @@ def _count(policy: Tree, key: str) -> int:
 
 
 def _parallelism(config: Tree) -> list[str]:
-    return ["--sequence-parallel"] if is_true(config.get("sequence_parallel")) and config.get("tensor_model_parallel_size") != 1 else []
+    tensor = natural(str(config.get("tensor_model_parallel_size"))) or 1
+    return ["--sequence-parallel"] if is_true(config.get("sequence_parallel")) and tensor > 1 else []
 
 
 def _flex(config: Tree) -> list[str]:
@@ -263,8 +270,7 @@ def _world(tree: Tree) -> tuple[World, list[str]]:
 
 
 def _statements(tree: Tree, found: Words) -> Iterator[str]:
-    for name in found.unknown:
-        yield f"{name} is not known and not counted: its effect on memory and communication is unknown."
+    yield from found.statements()
     config = table(tree, "policy.megatron_cfg")
     if is_true(config.get("freeze_moe_router")):
         yield "policy.megatron_cfg.freeze_moe_router: routers are counted as trained, so the prediction is slightly too high."
@@ -281,9 +287,8 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
         return FineTuning(adapter=adapter, frozen=frozen)
     if method in ("dpo", "rm"):
         reference = (Phase(name="reference"),) if method == "dpo" else ()
-        objective = "preference" if method == "dpo" else "reward"
         return FineTuning(
-            objective=objective,
+            objective="preference" if method == "dpo" else "reward",
             method=_METHODS[method],
             adapter=adapter,
             frozen=frozen,
@@ -300,5 +305,10 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
         phases.append(Phase(name="teacher"))
     if method == "ppo":
         phases.append(Phase(name="critic"))
-    objective = "distillation" if method == "distillation" else "reinforcement"
-    return FineTuning(objective=objective, method=_METHODS[method], adapter=adapter, frozen=frozen, phases=tuple(phases))
+    return FineTuning(
+        objective="distillation" if method == "distillation" else "reinforcement",
+        method=_METHODS[method],
+        adapter=adapter,
+        frozen=frozen,
+        phases=tuple(phases),
+    )

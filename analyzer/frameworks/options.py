@@ -41,22 +41,25 @@ INVERTED: Final = {
 """Fields that are true where the dest is false."""
 WITHOUT_OPTION: Final = frozenset({
     "softmax_scale", "activation_func_fp8_input_store", "init_method", "output_layer_init_method", "embedding_init_method",
-    "tp_only_amax_red", "cuda_graph_use_single_mempool", "cuda_graph_retain_backward_graph", "inference_sampling_seed",
-    "beta_fast", "beta_slow", "autocast_dtype", "enable_autocast", "finalize_model_grads_func", "grad_scale_func", "no_sync_func",
+    "tp_only_amax_red", "cuda_graph_use_single_mempool", "cuda_graph_retain_backward_graph", "inference_sampling_seed", "beta_fast",
+    "beta_slow", "autocast_dtype", "enable_autocast", "finalize_model_grads_func", "grad_scale_func", "no_sync_func",
     "grad_sync_func", "param_sync_func", "variable_seq_lengths", "batch_p2p_comm", "batch_p2p_sync", "deallocate_pipeline_outputs",
     "cpu_offloading_activations", "cpu_offloading_weights", "check_for_nan_in_grad", "decoupled_weight_decay",
     "hetereogenous_dist_checkpoint", "fused_single_qkv_rope", "tp_comm_split_ag", "tp_comm_split_rs", "tp_comm_atomic_ag",
-    "tp_comm_atomic_rs", "yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings", "yarn_beta_fast",
-    "yarn_beta_slow", "yarn_mscale", "yarn_mscale_all_dim", "yarn_correction_range_round_to_int", "mscale", "mscale_all_dim",
-    "rotary_scaling_factor", "original_max_position_embeddings", "param_name_patterns_for_fp32_local_accumulation",
+    "tp_comm_atomic_rs", "yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings", "yarn_beta_fast", "yarn_beta_slow",
+    "yarn_mscale", "yarn_mscale_all_dim", "yarn_correction_range_round_to_int", "mscale", "mscale_all_dim", "rotary_scaling_factor",
+    "original_max_position_embeddings", "param_name_patterns_for_fp32_local_accumulation",
 })  # fmt: skip
 """Fields that have no option, and no effect on memory and communication."""
 NOT_PASSED: Final = frozenset({
-    "params_dtype", "pipeline_dtype", "perform_initialization", "timers", "local_rank", "overlap_p2p_comm",
-    "barrier_with_L1_time", "use_cpu_initialization",
+    "params_dtype", "pipeline_dtype", "perform_initialization", "timers", "local_rank", "overlap_p2p_comm", "barrier_with_L1_time",
+    "use_cpu_initialization",
 })  # fmt: skip
 """Fields that other options give, or that have no effect, although an option exists."""
-_FALSE: Final = (False, None, 0, 0.0, "", "none", "null", [], {})
+_FALSE: Final[tuple[object, ...]] = (False, None, 0, 0.0, "", "none", "null", [], {})
+
+
+_UNKNOWN: Final = "its effect on memory and communication is unknown"
 
 
 @dataclass
@@ -66,6 +69,14 @@ class Words:
     words: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     """Names of fields that are set and neither options of Megatron-LM nor without effect."""
+
+    def statements(self) -> tuple[str, ...]:
+        """One sentence for each unknown field."""
+        return tuple(f"{name} is not known and not counted: {_UNKNOWN}." for name in self.unknown)
+
+    def withheld(self) -> tuple[str, ...]:
+        """Why there can be no verdict."""
+        return (f"{', '.join(self.unknown)}: the effect on memory is not known",) if self.unknown else ()
 
     def add(self, other: Words) -> None:
         """Appends another part."""

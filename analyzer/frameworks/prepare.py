@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -96,11 +96,5 @@ def framework_of(tree: Mapping[str, object]) -> str | None:
         if (any if name in _ANY else all)(key in tree for key in keys):
             return name
     defaults = tree.get("defaults")
-    if isinstance(defaults, str) or (isinstance(defaults, list) and any(str(each).endswith((".yaml", ".yml")) for each in defaults)):
-        return "nemo_rl"
-    return None
-
-
-def with_note(own: MegatronWords, *notes: str) -> MegatronWords:
-    """The words with further assumptions."""
-    return replace(own, notes=(*own.notes, *notes))
+    named = [defaults] if isinstance(defaults, str) else defaults if isinstance(defaults, list) else []
+    return "nemo_rl" if any(str(each).endswith((".yaml", ".yml")) for each in named) else None

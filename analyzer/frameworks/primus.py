@@ -31,22 +31,31 @@ _REMEDY: Final = "give the file in its checkout of Primus, or set PRIMUS_PATH to
 _TOKENIZERS: Final = re.compile(r"(DeepSeekV[23]|Llama[34]|Mixtral|Qwen\w*|Grok\w*|Kimi\w*)Tokenizer")
 """Tokenizers that Primus adds, which are those of a Hugging Face model."""
 _NO_EFFECT: Final = frozenset({
-    "trainable", "sink_level", "file_sink_level", "stderr_sink_level", "norm_epsilon", "name", "framework", "model", "bases", "stage",
-    "log_avg_skip_iterations", "log_avg_reset_interval", "auto_continue_train", "disable_last_saving", "disable_tensorboard",
-    "disable_wandb", "disable_mlflow", "disable_compile_dependencies", "enable_gloo_process_groups", "mock_dataset", "model_type",
-    "moe_router_force_load_balancing_type", "moe_use_fused_router_with_aux_score", "original_max_position_embeddings", "pp_warmup",
-    "disable_delayed_scaling_patches", "use_rocm_mem_info", "use_rocm_mem_info_iters", "conv_L_cache", "profile_memory_iter",
-    "allow_padding_num_layers", "auto_offload_time", "communication_method", "enable_exactly_numeric_match", "enable_zb_runtime",
-    "enable_zero_bubble", "num_seq_splits", "offload_ops", "offload_overlap_sr", "offload_time", "pp_algorithm",
-    "sink_window_even_layers_only", "activation_func", "use_fla_data", "dump_pp_data", "data_parallel_replicate_degree",
-     "fp8_wgrad", "cuda_graph_scope", "virtual_pipeline_model_parallel_size", "retro_add_retriever",
-    "rope_type", "mscale", "mscale_all_dim", "tiktoken_pattern", "post_trainer",
-    "dataloader_mp_context", "enable_primus_turbo", "turbo_deepep_num_cu", "turbo_deepep_use_comm_stream", "turbo_gemm_backend",
-    "turbo_grouped_gemm_backend", "turbo_mega_moe_precision", "use_turbo_permute_padding",
+    "trainable", "add_position_embedding", "sink_level", "file_sink_level", "stderr_sink_level", "norm_epsilon", "name",
+    "framework", "model", "bases", "stage", "log_avg_skip_iterations", "log_avg_reset_interval", "auto_continue_train",
+    "disable_last_saving", "disable_tensorboard", "disable_wandb", "disable_mlflow", "disable_compile_dependencies",
+    "enable_gloo_process_groups", "mock_dataset", "model_type", "moe_router_force_load_balancing_type",
+    "moe_use_fused_router_with_aux_score", "original_max_position_embeddings", "pp_warmup", "disable_delayed_scaling_patches",
+    "use_rocm_mem_info", "use_rocm_mem_info_iters", "conv_L_cache", "profile_memory_iter", "allow_padding_num_layers",
+    "auto_offload_time", "communication_method", "enable_exactly_numeric_match", "enable_zb_runtime", "enable_zero_bubble",
+    "num_seq_splits", "offload_ops", "offload_overlap_sr", "offload_time", "pp_algorithm", "sink_window_even_layers_only",
+    "activation_func", "use_fla_data", "dump_pp_data", "data_parallel_replicate_degree", "fp8_wgrad", "cuda_graph_scope",
+    "virtual_pipeline_model_parallel_size", "retro_add_retriever", "rope_type", "mscale", "mscale_all_dim", "tiktoken_pattern",
+    "post_trainer", "dataloader_mp_context", "enable_primus_turbo", "turbo_deepep_num_cu", "turbo_deepep_use_comm_stream",
+    "turbo_gemm_backend", "turbo_grouped_gemm_backend", "turbo_mega_moe_precision", "use_turbo_permute_padding",
 })  # fmt: skip
 """Keys of Primus without an effect on memory, or that only matter with a feature of `_ONLY_WITH`. Megatron-LM sets
 virtual_pipeline_model_parallel_size itself (`validate_args`)."""
-_PREFIXES: Final = ("log_", "mlflow_", "wandb_", "torch_profiler_", "one_logger_", "straggler_", "weight_deosc_", "generate_tracelens")
+_PREFIXES: Final = (
+    "log_",
+    "mlflow_",
+    "wandb_",
+    "torch_profiler_",
+    "one_logger_",
+    "straggler_",
+    "weight_deosc_",
+    "generate_tracelens",
+)
 _ONLY_WITH: Final = {
     "odc_": "enable_odc",
     "zero_bubble_": "patch_zero_bubble",
@@ -72,7 +81,7 @@ def read(launch: Input) -> Output:
     files = Files()
     tree = _load(launch.folder / name, name, launch.environ, files)
     module = _module(tree, name)
-    values = _values(module, launch, files, name)
+    values = _values(module, launch, files)
     _override(values, words, name)
     return Output(_words(values, launch.environ))
 
@@ -131,7 +140,7 @@ def _module(tree: Tree, name: str) -> Tree:
     return module
 
 
-def _values(module: Tree, launch: Input, files: Files, name: str) -> Tree:
+def _values(module: Tree, launch: Input, files: Files) -> Tree:
     """The merged keys of a module."""
     merged: Tree = {}
     for kind, key in (("modules", "config"), ("models", "model")):
@@ -205,13 +214,13 @@ def _unknown(values: Mapping[str, object]) -> Iterator[str]:
         yield "no_fp8_weight_transpose_cache"
     if values.get("recompute_layer_ids"):
         yield "recompute_layer_ids"
-    if is_true(values.get("torch_compile", {}).get("enable") if isinstance(values.get("torch_compile"), dict) else False):
+    compiled = values.get("torch_compile")
+    if isinstance(compiled, dict) and is_true(compiled.get("enable")):
         yield "torch_compile.enable"
 
 
 def _withheld(found: Words, values: Mapping[str, object]) -> Iterator[str]:
-    if found.unknown:
-        yield f"{', '.join(found.unknown)}: the effect on memory is not known"
+    yield from found.withheld()
     kernels = [key for key in _kernels(values) if key not in _SAME_TENSORS]
     if kernels:
         yield f"{', '.join(kernels)}: the tensors of these kernels are counted as those of Transformer Engine"
@@ -224,8 +233,7 @@ def _kernels(values: Mapping[str, object]) -> list[str]:
 
 
 def _statements(values: Mapping[str, object], found: Words) -> Iterator[str]:
-    for name in found.unknown:
-        yield f"{name} is not known and not counted: its effect on memory and communication is unknown."
+    yield from found.statements()
     kernels = _kernels(values)
     if kernels:
         yield f"{', '.join(kernels)}: the kernels are counted as those of Transformer Engine."
@@ -245,5 +253,6 @@ def _world(values: Mapping[str, object], environ: Mapping[str, str]) -> tuple[Wo
     dense = tensor * size("context_parallel_size") * stages
     experts = (natural(str(values.get("expert_tensor_parallel_size"))) or tensor) * size("expert_model_parallel_size") * stages
     nodes = lcm(dense, experts if values.get("num_experts") else 1, gpus) // gpus
-    note = f"NNODES is not set: {nodes} node{'s' if nodes > 1 else ''} of {gpus} GPUs are assumed, the fewest that the layout allows."
+    count = f"{nodes} node{'s' if nodes > 1 else ''} of {gpus} GPUs"
+    note = f"NNODES is not set: {count} are assumed, the fewest that the layout allows."
     return World(nodes, gpus), [note]

@@ -31,8 +31,8 @@ _READ: Final = frozenset({
     "bf16", "fp16", "accumulate_allreduce_grads_in_fp32", "recompute_granularity", "recompute_method", "recompute_num_layers",
     "recompute_modules", "moe_layer_recompute", "additional_configs", "optimizer", "virtual_pipeline_model_parallel_size",
     "max_grad_norm", "distrib_optim_fully_reshardable", "distrib_optim_fully_reshardable_mem_efficient", "delay_grad_reduce",
-    "save_hf_model", "save_merged_model", "ckpt_d2h_non_blocking", "sequence_packing", "compile_warmup", "check_for_nan_in_loss_and_grad",
-    "moe_enable_routing_replay", "ckpt_format", "learning_rate",
+    "save_hf_model", "save_merged_model", "ckpt_d2h_non_blocking", "sequence_packing", "compile_warmup",
+    "check_for_nan_in_loss_and_grad", "moe_enable_routing_replay", "ckpt_format", "learning_rate",
 })  # fmt: skip
 """Keys of strategy_config that are read here, or have no effect on memory."""
 _FIXED: Final = ("--make-vocab-size-divisible-by", "1", "--no-create-attention-mask-in-dataloader")
@@ -119,15 +119,14 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
         model=model.name,
         world=world,
         notes=(f"The launch is one of ROLL: the update of {role} is analyzed.", note),
-        statements=tuple(f"{name} is not known and not counted: its effect on memory and communication is unknown." for name in found.unknown),
+        statements=found.statements(),
         withheld=tuple(_withheld(found, tuning)),
         tuning=tuning,
     )
 
 
 def _withheld(found: Words, tuning: FineTuning) -> Iterator[str]:
-    if found.unknown:
-        yield f"{', '.join(found.unknown)}: the effect on memory is not known"
+    yield from found.withheld()
     if tuning.objective == "language model" and not tuning.phases:
         yield "the loss of ROLL is counted as a cross entropy of Megatron-LM"
 
@@ -135,7 +134,7 @@ def _withheld(found: Words, tuning: FineTuning) -> Iterator[str]:
 def _model_path(tree: Tree, worker: Tree, role: str) -> tuple[str, str]:
     """The setting with the model, and its value. Raises InputError if there is none."""
     settings = [(f"{role}.model_args.model_name_or_path", get(worker, "model_args.model_name_or_path"))]
-    settings += [(key, tree.get(key)) for key in (("student_pretrain", "pretrain") if role.startswith("student") else ("pretrain",))]
+    settings += [(key, tree.get(key)) for key in (*(["student_pretrain"] if role.startswith("student") else []), "pretrain")]
     for key, value in settings:
         if isinstance(value, str) and value:
             return key, value

@@ -35,9 +35,10 @@ _SIZES: Final = {
 }
 """Settings of the Megatron engine, and the options that they stand for."""
 _IGNORED: Final = frozenset({
-    "lr", "lr_warmup_steps_ratio", "total_training_steps", "weight_decay", "lr_warmup_steps", "betas", "clip_grad", "lr_warmup_init",
-    "lr_decay_steps", "lr_decay_style", "min_lr", "weight_decay_incr_style", "lr_wsd_decay_style", "lr_wsd_decay_steps",
-    "use_checkpoint_opt_param_scheduler", "zero_indexed_step", "override_optimizer_config", "_target_", "grad_reduce_in_fp32",
+    "lr", "lr_warmup_steps_ratio", "total_training_steps", "weight_decay", "lr_warmup_steps", "betas", "clip_grad",
+    "lr_warmup_init", "lr_decay_steps", "lr_decay_style", "min_lr", "weight_decay_incr_style", "lr_wsd_decay_style",
+    "lr_wsd_decay_steps", "use_checkpoint_opt_param_scheduler", "zero_indexed_step", "override_optimizer_config", "_target_",
+    "grad_reduce_in_fp32",
 })  # fmt: skip
 """Settings of the optimizer and of gradients without an effect on memory, and those that are read elsewhere."""
 _KNOWN: Final = frozenset({
@@ -132,19 +133,10 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
         model=model.name,
         world=World(_count(settings, "trainer.nnodes", 1), _count(settings, "trainer.n_gpus_per_node", 8)),
         notes=(f"The launch is one of verl: the training of {what} is analyzed.", *notes),
-        statements=(*_not_counted(settings, names), *_unknown(configured)),
-        withheld=_withheld(configured),
+        statements=(*_not_counted(settings, names), *configured.statements()),
+        withheld=configured.withheld(),
         tuning=_tuning(settings, names),
     )
-
-
-def _unknown(words: Words) -> Iterator[str]:
-    for name in words.unknown:
-        yield f"{name} is not known and not counted: its effect on memory and communication is unknown."
-
-
-def _withheld(words: Words) -> tuple[str, ...]:
-    return (f"{', '.join(words.unknown)}: the effect on memory is not known",) if words.unknown else ()
 
 
 def _tuning(settings: Mapping[str, str], names: _Names) -> FineTuning:

@@ -130,9 +130,10 @@ def resolve(tree: Tree, name: str, *, environ: Mapping[str, str]) -> Tree:
     if "${" not in str(tree):
         return tree
     omegaconf = _omegaconf(name)
-    config = omegaconf.OmegaConf.create(tree, flags={"allow_objects": True})
+    config: Any = omegaconf.OmegaConf.create(tree, flags={"allow_objects": True})
     _register(omegaconf.OmegaConf, environ)
-    return _resolved(config, omegaconf)
+    resolved: Tree = _resolved(config, omegaconf)
+    return resolved
 
 
 def _resolved(config: Any, omegaconf: Any) -> Any:

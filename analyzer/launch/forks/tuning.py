@@ -14,7 +14,7 @@ from analyzer.units import natural
 SWIFT: Final = "ms-swift"
 SLIME: Final = "slime"
 PAIRED: Final = ("dpo", "rm", "kto")
-"""Values of `--rlhf_type` whose samples are two sequences: a chosen and a rejected one, or one for the estimate of the divergence."""
+"""Values of `--rlhf_type` whose samples are two sequences: a chosen and a rejected one, or for KTO one that estimates the KL."""
 _FALSE: Final = ("", "0", "0.0", "false", "no", "none", "null", "full")
 _OBJECTIVES: Final[dict[str, tuple[Objective, str]]] = {
     "dpo": ("preference", "DPO"),
