@@ -30,15 +30,15 @@ _OTHER: Final = re.compile(r"VL|Vl|Omni|Audio|ASR|T5|Llava|MIMO|Mimo|Diffusion|D
 """Parts of the names of providers of models that are no GPT."""
 _OTHER_KEYS: Final = ("vision_config", "vision_transformer_config", "encoder_num_layers", "teacher")
 _HYBRID: Final = re.compile(r"Mamba|Hybrid|Nemotron(?:H|Nano|VL)|Falcon")
-_ACTIVATIONS: Final = {
-    ("silu", True): ["--swiglu"],
-    ("swish", True): ["--swiglu"],
-    ("quick_gelu", True): ["--quick-geglu"],
-    ("squared_relu", False): ["--squared-relu"],
-    ("relu2", False): ["--squared-relu"],
-    ("gelu", False): [],
-    ("gelu_tanh", False): [],
-    ("fast_gelu", False): [],
+_ACTIVATIONS: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
+    ("silu", True): ("--swiglu",),
+    ("swish", True): ("--swiglu",),
+    ("quick_gelu", True): ("--quick-geglu",),
+    ("squared_relu", False): ("--squared-relu",),
+    ("relu2", False): ("--squared-relu",),
+    ("gelu", False): (),
+    ("gelu_tanh", False): (),
+    ("fast_gelu", False): (),
 }
 """By activation_func and gated_linear_unit."""
 
@@ -243,7 +243,7 @@ def _overlap(overlap: Tree, model: Tree, ddp: Tree, data_parallel: int | None) -
 
 def _model(model: Tree, fields: Fields) -> Words:
     """The options of the model and of its layout."""
-    found = Words(_activation(model))
+    found = Words([*_activation(model)])
     kept = {name: value for name, value in model.items() if name not in _MODEL_READ and name not in _MODEL_NO_EFFECT}
     found.add(fields.words(kept, prefix="model.", without_defaults=True))
     found.words += ["--bf16"] if is_true(model.get("bf16")) else ["--fp16"] if is_true(model.get("fp16")) else []
@@ -266,7 +266,7 @@ def _model(model: Tree, fields: Fields) -> Words:
     return found
 
 
-def _activation(model: Tree) -> list[str]:
+def _activation(model: Tree) -> tuple[str, ...]:
     """The words for activation_func and gated_linear_unit. Raises UnsupportedError for a function that Megatron-LM lacks."""
     gated = is_true(model.get("gated_linear_unit"))
     name = str(model.get("activation_func") or "gelu").rpartition(".")[2]

@@ -283,7 +283,7 @@ def test_wrong_yaml_files_are_named(text: str, environ: dict[str, str], fault: s
     [
         ("config.json", "is a JSON file, not a launch script", "--info-model"),
         ("README.md", "is a text, not a launch script", "launch command"),
-        ("setup.yaml", "is a YAML file, not a launch script", "--yaml-cfg"),
+        ("setup.yaml", "cannot be read", "configuration of a framework"),
     ],
 )
 def test_a_file_that_is_no_script_is_named(word: str, fault: str, remedy: str) -> None:
@@ -306,7 +306,7 @@ def test_the_world_of_the_smallest_number_has_whole_nodes() -> None:
     "line",
     [
         "--nproc-per-node 8 fairseq_cli/train.py /data --arch transformer --lr 1e-4",
-        "--nproc-per-node 8 scripts/performance/run_script.py --model_name llama3 --gpu h100",
+        "--nproc-per-node 8 scripts/train_own.py --model_name llama3 --gpu h100",
         "--nproc-per-node 8 train.py --num-tokens 16384 --output_directory x",
     ],
 )

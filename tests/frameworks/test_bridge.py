@@ -1,0 +1,249 @@
+"""Containers of Megatron-Bridge. The YAML is written as `ConfigContainer.to_yaml` does: megatron/training/config/yaml_utils.py."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import analyzer
+from analyzer.errors import InputError, UnsupportedError
+from tests.frameworks.files import batch, job, layout, write
+
+MODEL = """
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  num_query_groups: 8
+  vocab_size: 128256
+  should_pad_vocab: false
+  make_vocab_size_divisible_by: 128
+  share_embeddings_and_output_weights: false
+  add_bias_linear: false
+  gated_linear_unit: true
+  activation_func: {_target_: torch.nn.functional.silu, _call_: false}
+  attention_backend: {_target_: megatron.core.transformer.enums.AttnBackend, _call_: true, _args_: [1], _name_: flash}
+  params_dtype: {_target_: torch.bfloat16, _call_: false}
+  normalization: RMSNorm
+  position_embedding_type: rope
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  seq_length: 4096
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: 4
+  context_parallel_size: 1
+  sequence_parallel: true
+  recompute_granularity: selective
+  recompute_modules: [core_attn]
+  bf16: false
+  fp8: null
+"""
+CONFIG = f"""
+_target_: megatron.bridge.training.config.ConfigContainer
+model:
+  _target_: megatron.bridge.models.gpt_provider.GPTModelProvider{MODEL}
+optimizer:
+  _target_: megatron.bridge.training.config.OptimizerConfig
+  optimizer: adam
+  lr: 0.0003
+  use_distributed_optimizer: true
+  use_precision_aware_optimizer: true
+  main_grads_dtype: {{_target_: torch.float32, _call_: false}}
+  exp_avg_dtype: {{_target_: torch.bfloat16, _call_: false}}
+  exp_avg_sq_dtype: {{_target_: torch.bfloat16, _call_: false}}
+ddp: {{_target_: x.DistributedDataParallelConfig, grad_reduce_in_fp32: false, use_distributed_optimizer: true}}
+train: {{_target_: x.TrainingConfig, micro_batch_size: 1, global_batch_size: 128, train_iters: 10}}
+dataset: {{_target_: x.GPTDatasetConfig, seq_length: 4096}}
+tokenizer: {{_target_: x.TokenizerConfig, tokenizer_type: NullTokenizer, vocab_size: 128256}}
+mixed_precision: bf16_mixed
+comm_overlap: {{_target_: x.CommOverlapConfig, tp_comm_overlap: true, overlap_param_gather: false}}
+peft: null
+"""
+WORLD = ("--info-world-size", "16")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, {"config.yaml": CONFIG})
+    return tmp_path
+
+
+def test_a_dumped_container_is_read(folder: Path) -> None:
+    found = job(folder, "config.yaml", *WORLD)
+    assert layout(found) == (16, 2, 2, 1, 1, 2)
+    assert found.parallel.virtual_pipeline == 4
+    assert batch(found) == (1, 128, 4096)
+    assert (found.model.num_layers, found.model.hidden_size, found.model.num_query_groups) == (32, 4096, 8)
+    assert found.model.padded_vocab_size == 128256
+    assert found.model.attention_backend == "flash"
+    assert not found.model.bias_linear
+    assert found.withheld == ()
+
+
+def test_mixed_precision_is_applied(folder: Path) -> None:
+    """bf16_mixed sets bf16 in the model, and gradients in fp32 although the container has them in bf16."""
+    found = job(folder, "config.yaml", *WORLD)
+    assert (found.precision.parameters, found.precision.gradients) == ("bf16", "fp32")
+
+
+def test_a_recipe_with_fp8_is_applied(folder: Path) -> None:
+    """bf16_with_fp8_current_scaling_mixed: tensorwise scaling, FP8 parameters, and one layer in BF16 at both ends."""
+    found = job(folder, "config.yaml", "mixed_precision=bf16-with-fp8-current-scaling-mixed", *WORLD, "--info-gpu", "H100-80GB")
+    assert found.precision.fp8 is not None
+    assert found.precision.fp8.recipe == "tensorwise"
+
+
+def test_states_of_the_optimizer_have_their_dtypes(folder: Path) -> None:
+    found = job(folder, "config.yaml", *WORLD)
+    assert found.optimizer.precision_aware
+    assert (found.optimizer.exp_avg_dtype, found.optimizer.exp_avg_sq_dtype) == ("bf16", "bf16")
+
+
+def test_comm_overlap_is_applied(folder: Path) -> None:
+    """Gradients overlap with data parallelism, unless comm_overlap says otherwise; tensor-parallel overlap needs sequence parallelism."""
+    found = job(folder, "config.yaml", *WORLD)
+    assert found.optimizer.overlap_grad_reduce
+    assert not found.optimizer.overlap_param_gather
+    assert found.flags.tp_comm_overlap
+    assert not job(folder, "config.yaml", "model.sequence_parallel=false", *WORLD).flags.tp_comm_overlap
+
+
+def test_packed_sequences_have_their_size(folder: Path) -> None:
+    found = job(folder, "config.yaml", "dataset.offline_packing_specs={packed_sequence_size: 8192}", *WORLD)
+    assert found.batch.seq_length == 8192
+
+
+def test_adapters_are_named(folder: Path) -> None:
+    peft = "peft={_target_: megatron.bridge.peft.dora.DoRA, dim: 16, alpha: 32, target_modules: [linear_qkv]}"
+    found = job(folder, "config.yaml", peft, *WORLD)
+    assert found.tuning.adapter is not None
+    assert (found.tuning.adapter.kind, found.tuning.adapter.rank, found.tuning.adapter.targets) == ("dora", 16, ("linear_qkv",))
+    assert found.withheld == ("peft.dim=16 trains adapters, and frozen weights are not modelled",)
+
+
+def test_unknown_fields_get_no_verdict(folder: Path) -> None:
+    found = job(folder, "config.yaml", "model.own_cache=3", *WORLD)
+    assert found.withheld == ("model.own_cache: the effect on memory is not known",)
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "fault"),
+    [
+        ("model._target_=x.Qwen3VLModelProvider", UnsupportedError, "builds a model that is no GPT"),
+        ("mixed_precision=own", InputError, "'own' is not known"),
+        ("model.activation_func=tanh", UnsupportedError, "tanh with a gate is no option of Megatron-LM"),
+        ("train=null", InputError, "has no model or no train"),
+    ],
+)
+def test_faults_are_named(folder: Path, word: str, kind: type[Exception], fault: str) -> None:
+    with pytest.raises(kind, match=fault):
+        job(folder, "config.yaml", word, *WORLD)
+
+
+@pytest.mark.parametrize("script", ["scripts/performance/run_recipe.py", "scripts/performance/setup_experiment.py"])
+def test_commands_of_recipes_have_a_remedy(tmp_path: Path, script: str) -> None:
+    with pytest.raises(InputError) as raised:
+        job(tmp_path, "torchrun", "--nproc_per_node", "8", script, "-m", "llama3")
+    assert "config.to_yaml('config.yaml')" in raised.value.remedy
+
+
+class Backend(enum.Enum):
+    """An enum as AttnBackend."""
+
+    flash = 1
+
+
+def silu(value: float) -> float:
+    """A function as torch.nn.functional.silu."""
+    return value
+
+
+@dataclass
+class Provider:
+    """A provider with the fields that the test needs."""
+
+    num_layers: int = 24
+    hidden_size: int = 1024
+    ffn_hidden_size: int = 4096
+    num_attention_heads: int = 16
+    num_query_groups: int | None = None
+    vocab_size: int = 32000
+    should_pad_vocab: bool = True
+    make_vocab_size_divisible_by: int = 128
+    share_embeddings_and_output_weights: bool = False
+    gated_linear_unit: bool = True
+    activation_func: Any = silu
+    attention_backend: Backend = Backend.flash
+    normalization: str = "RMSNorm"
+    position_embedding_type: str = "rope"
+    add_bias_linear: bool = False
+    seq_length: int = 2048
+    tensor_model_parallel_size: int = 2
+    pipeline_model_parallel_size: int = 1
+    context_parallel_size: int = 1
+    sequence_parallel: bool = True
+    bf16: bool = True
+    _private: object = None
+
+
+@dataclass
+class Section:
+    """A section with any fields."""
+
+    grad_reduce_in_fp32: bool = True
+    use_distributed_optimizer: bool = True
+
+
+@dataclass
+class Train:
+    """TrainingConfig."""
+
+    micro_batch_size: int = 2
+    global_batch_size: int = 16
+    train_iters: int = 10
+
+
+@dataclass
+class Container:
+    """A container as ConfigContainer."""
+
+    model: Provider = field(default_factory=Provider)
+    optimizer: Section = field(default_factory=Section)
+    ddp: Section = field(default_factory=Section)
+    train: Train = field(default_factory=Train)
+    mixed_precision: str = "bf16_mixed"
+
+
+def test_a_container_object_is_analyzed() -> None:
+    """32000 tokens are padded to a multiple of 128 × 2. 24 layers of a SwiGLU model without biases, counted by hand."""
+    report = analyzer.analyze_config(Container(), gpu="H100-80GB", gpus=8, environ={})
+    found = report.job
+    assert layout(found) == (8, 2, 1, 1, 1, 2)
+    assert batch(found) == (2, 16, 2048)
+    assert found.model.attention_backend == "flash"
+    assert found.model.padded_vocab_size == 32000
+    layer = 4 * 1024 * 1024 + 3 * 1024 * 4096 + 2 * 1024
+    assert report.parameters == 24 * layer + 2 * 32000 * 1024 + 1024
+    assert report.verdict.fits
+
+
+def test_a_container_knows_its_replicas() -> None:
+    config = Container()
+    config.data_parallel_size = 2  # type: ignore[attr-defined]
+    assert analyzer.analyze_config(config, environ={}).job.parallel.world_size == 4
+
+
+def test_a_mapping_is_read_as_yaml() -> None:
+    yaml = pytest.importorskip("yaml")
+    report = analyzer.analyze_config(yaml.safe_load(CONFIG), gpus=16, environ={})
+    assert report.job.parallel.pipeline == 2
+
+
+def test_anything_else_is_refused() -> None:
+    with pytest.raises(InputError, match="is of type int"):
+        analyzer.analyze_config(3)

@@ -1,0 +1,153 @@
+"""Configurations of NeMo-RL. Keys and their meaning: nemo_rl/models/megatron/setup.py and examples/configs of NeMo-RL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import InputError, UnsupportedError
+from tests.frameworks.files import batch, job, layout, write
+
+pytest.importorskip("omegaconf")
+
+BASE = """
+grpo: {num_prompts_per_step: 32}
+loss_fn: {reference_policy_kl_penalty: 0.01}
+policy:
+  model_name: Qwen/Qwen2.5-1.5B
+  train_global_batch_size: 512
+  train_micro_batch_size: 4
+  max_total_sequence_length: 512
+  precision: bfloat16
+  sequence_packing:
+    enabled: true
+    train_mb_tokens: ${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}
+  megatron_cfg:
+    enabled: true
+    activation_checkpointing: false
+    tensor_model_parallel_size: 1
+    pipeline_model_parallel_size: 1
+    context_parallel_size: 1
+    expert_model_parallel_size: 1
+    expert_tensor_parallel_size: 1
+    sequence_parallel: false
+    bias_activation_fusion: true
+    moe_token_dispatcher_type: alltoall
+    optimizer: {optimizer: adam, lr: 5.0e-6, adam_eps: 1e-8, use_distributed_optimizer: true, use_precision_aware_optimizer: true}
+    distributed_data_parallel_config: {grad_reduce_in_fp32: false, overlap_grad_reduce: true, overlap_param_gather: true}
+    peft: {enabled: false, dim: 8}
+cluster: {gpus_per_node: 1, num_nodes: 1}
+"""
+RECIPE = """
+defaults: ../base.yaml
+policy:
+  model_name: meta-llama/Llama-3.1-8B-Instruct
+  max_total_sequence_length: 4096
+  megatron_cfg:
+    tensor_model_parallel_size: 2
+    pipeline_model_parallel_size: 2
+    sequence_parallel: true
+    activation_checkpointing: true
+cluster: {gpus_per_node: 8, num_nodes: 2}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, {"base.yaml": BASE, "recipes/llama.yaml": RECIPE})
+    return tmp_path
+
+
+def test_a_recipe_changes_the_file_that_it_names(folder: Path) -> None:
+    """train_mb_tokens is 4096 × 4 tokens, in one packed sequence; full recomputation is uniform, one layer each."""
+    found = job(folder, "recipes/llama.yaml")
+    assert layout(found) == (16, 2, 2, 1, 1, 1)
+    assert (found.batch.micro_batch_size, found.batch.seq_length) == (1, 16384)
+    assert (found.model.num_layers, found.model.hidden_size) == (32, 4096)
+    assert (found.recompute.granularity, found.recompute.method, found.recompute.num_layers) == ("full", "uniform", 1)
+    assert found.precision.gradients == "bf16"
+    assert found.optimizer.distributed
+    assert found.parallel.sequence_parallel
+
+
+def test_overrides_take_precedence(folder: Path) -> None:
+    words = ("policy.sequence_packing.enabled=false", "++policy.train_micro_batch_size=1", "cluster.num_nodes=4")
+    found = job(folder, "recipes/llama.yaml", *words)
+    assert batch(found) == (1, 512, 4096)
+    assert found.parallel.world_size == 32
+
+
+def test_the_command_of_a_script_names_the_file(folder: Path) -> None:
+    found = job(folder, "examples/run_grpo_math.py", "--config", "recipes/llama.yaml", "cluster.num_nodes=1")
+    assert found.parallel.world_size == 8
+
+
+def test_the_update_alone_gets_no_verdict(folder: Path) -> None:
+    found = job(folder, "recipes/llama.yaml")
+    assert len(found.withheld) == 1
+    for part in ("GRPO", "log-probabilities", "reference model", "rollout"):
+        assert part in found.withheld[0]
+    assert found.tuning.objective == "reinforcement"
+
+
+def test_gpus_of_a_separate_rollout_do_not_train(folder: Path) -> None:
+    """`policy.generation.colocated.resources.num_nodes` nodes are for the inference engine."""
+    words = ("policy.generation.colocated.enabled=false", "policy.generation.colocated.resources.num_nodes=1")
+    found = job(folder, "recipes/llama.yaml", *words)
+    assert found.parallel.world_size == 8
+    assert not next(phase for phase in found.tuning.phases if phase.name == "rollout").on_same_gpus
+
+
+def test_samples_of_dpo_are_two_sequences(folder: Path) -> None:
+    write(folder, {"dpo.yaml": RECIPE.replace("../base.yaml", "base.yaml") + "dpo: {sft_loss_weight: 0}\n"})
+    words = ("~grpo", "policy.sequence_packing.enabled=false", "policy.train_micro_batch_size=1")
+    found = job(folder, "dpo.yaml", *words)
+    assert batch(found) == (2, 1024, 4096)
+    assert "reference model" in found.withheld[0]
+
+
+def test_adapters_and_unknown_keys_get_no_verdict(folder: Path) -> None:
+    words = ("policy.megatron_cfg.peft.enabled=true", "policy.megatron_cfg.own_buffer=7")
+    found = job(folder, "recipes/llama.yaml", *words)
+    assert found.tuning.adapter is not None
+    assert (found.tuning.adapter.rank, found.tuning.adapter.kind) == (8, "lora")
+    assert any("adapters" in reason for reason in found.withheld)
+    assert any("policy.megatron_cfg.own_buffer" in reason for reason in found.withheld)
+    assert any("policy.megatron_cfg.own_buffer is not known" in each for each in found.unknown)
+
+
+def test_fp8_and_variables_are_read(folder: Path) -> None:
+    words = (
+        "policy.megatron_cfg.fp8_cfg={enabled: true, fp8: e4m3, fp8_recipe: blockwise, fp8_param: false}",
+        "policy.megatron_cfg.env_vars.NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1",
+    )
+    found = job(folder, "recipes/llama.yaml", *words, "--info-gpu", "H100-80GB")
+    assert found.precision.fp8 is not None
+    assert found.precision.fp8.recipe == "blockwise"
+
+
+def test_another_engine_is_refused(folder: Path) -> None:
+    with pytest.raises(UnsupportedError, match="without Megatron-LM"):
+        job(folder, "recipes/llama.yaml", "policy.megatron_cfg.enabled=false")
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("cluster.num_nodes=0",), "cluster.num_nodes: 0 is not a number of 1 or more"),
+        (("policy.train_micro_batch_size=null",), "policy.train_micro_batch_size: is missing"),
+        (("--own",), "--own: is no override"),
+        (("~policy.model_name",), "policy.model_name: is missing"),
+    ],
+)
+def test_faults_are_named(folder: Path, words: tuple[str, ...], fault: str) -> None:
+    with pytest.raises(InputError) as raised:
+        job(folder, "recipes/llama.yaml", *words)
+    assert fault in str(raised.value)
+
+
+def test_a_cycle_of_files_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"a.yaml": "defaults: b.yaml\npolicy: {}\n", "b.yaml": "defaults: a.yaml\n"})
+    with pytest.raises(InputError, match="includes more than"):
+        job(tmp_path, "a.yaml")

@@ -1,0 +1,110 @@
+"""Configurations of Primus. Merging and keys: primus/core/config/yaml_loader.py and primus/core/launcher/parser.py of Primus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import InputError, UnsupportedError
+from tests.frameworks.files import batch, job, layout, write
+
+FILES = {
+    "primus/configs/modules/megatron/base.yaml": "bf16: true\nuse_distributed_optimizer: true\nmicro_batch_size: 2\nlr: 1e-5\n",
+    "primus/configs/modules/megatron/trainer.yaml": "extends: [base.yaml]\nglobal_batch_size: 16\ndisable_wandb: true\n",
+    "primus/configs/models/megatron/small_base.yaml": "num_layers: 2\nhidden_size: 1024\nswiglu: true\nadd_bias_linear: false\n",
+    "primus/configs/models/megatron/small.yaml": """
+extends:
+  - small_base.yaml
+num_layers: 24
+num_attention_heads: 16
+ffn_hidden_size: 4096
+untie_embeddings_and_output_weights: true
+position_embedding_type: rope
+normalization: RMSNorm
+tokenizer_type: Llama3Tokenizer
+tokenizer_model: meta-llama/Llama-3.1-8B
+sequence_parallel: true
+""",
+    "examples/pretrain.yaml": """
+work_group: ${PRIMUS_TEAM:amd}
+modules:
+  pre_trainer:
+    framework: megatron
+    config: trainer.yaml
+    model: ${PRIMUS_MODEL:small}.yaml
+    overrides:
+      micro_batch_size: 4
+      global_batch_size: 128
+      seq_length: ${PRIMUS_SEQ_LENGTH:4096}
+      max_position_embeddings: 4096
+      tensor_model_parallel_size: ${PRIMUS_TP:1}
+      pipeline_model_parallel_size: 2
+      recompute_granularity: full
+      recompute_method: block
+      recompute_num_layers: 3
+      enable_primus_turbo: false
+      use_turbo_attention: true
+""",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, FILES)
+    return tmp_path
+
+
+def test_files_are_merged_in_order(folder: Path) -> None:
+    """The model file replaces what it extends, and overrides replace the module's micro-batch size."""
+    found = job(folder, "examples/pretrain.yaml")
+    assert layout(found) == (8, 1, 2, 1, 1, 1)
+    assert batch(found) == (4, 128, 4096)
+    assert (found.model.num_layers, found.model.hidden_size, found.model.ffn_hidden_size) == (24, 1024, 4096)
+    assert not found.model.bias_linear
+    assert (found.recompute.granularity, found.recompute.method, found.recompute.num_layers) == ("full", "block", 3)
+    assert found.optimizer.distributed
+    assert found.withheld == ()
+
+
+def test_variables_and_overrides_of_the_command_line(folder: Path) -> None:
+    environ = {"PRIMUS_TP": "2", "NNODES": "4", "GPUS_PER_NODE": "8", "PRIMUS_SEQ_LENGTH": "2048"}
+    found = job(folder, "examples/pretrain.yaml", "--micro_batch_size", "1", "recompute_num_layers=2", environ=environ)
+    assert layout(found)[:3] == (32, 2, 2)
+    assert batch(found) == (1, 128, 2048)
+    assert found.recompute.num_layers == 2
+
+
+def test_the_fewest_nodes_are_assumed(folder: Path) -> None:
+    """Experts over 8 ranks in each of 4 stages need 32 GPUs."""
+    words = ("num_experts=16", "expert_model_parallel_size=8", "pipeline_model_parallel_size=4", "moe_token_dispatcher_type=alltoall")
+    found = job(folder, "examples/pretrain.yaml", *words)
+    assert found.parallel.world_size == 32
+    assert any("4 nodes of 8 GPUs are assumed" in each for each in found.assumptions)
+
+
+def test_keys_of_primus_that_change_memory_are_named(folder: Path) -> None:
+    words = ("enable_primus_turbo=true", "use_turbo_gemm=true", "fp8=hybrid", "no_fp8_weight_transpose_cache=true", "own_cache=1")
+    found = job(folder, "examples/pretrain.yaml", *words)
+    reasons = "; ".join(found.withheld)
+    for key in ("no_fp8_weight_transpose_cache", "own_cache", "use_turbo_gemm"):
+        assert key in reasons
+    assert "use_turbo_attention" not in reasons
+
+
+def test_another_framework_is_refused(folder: Path) -> None:
+    write(folder, {"titan.yaml": "modules: {pre_trainer: {framework: torchtitan, config: a.yaml, model: b.yaml}}\n"})
+    with pytest.raises(UnsupportedError, match="trains with torchtitan"):
+        job(folder, "titan.yaml")
+
+
+def test_a_missing_checkout_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"pretrain.yaml": FILES["examples/pretrain.yaml"]})
+    with pytest.raises(InputError, match="PRIMUS_PATH"):
+        job(tmp_path, "pretrain.yaml")
+
+
+def test_a_variable_without_a_value_is_named(folder: Path) -> None:
+    with pytest.raises(InputError, match="uses the environment variable OWN_SIZE"):
+        write(folder, {"a.yaml": "modules: {pre_trainer: {framework: megatron, overrides: {num_layers: '${OWN_SIZE}'}}}\n"})
+        job(folder, "a.yaml")

@@ -1,0 +1,103 @@
+"""Configurations of ROLL. Keys: roll/configs, megatron_strategy.py and mcore_adapter/training_args.py of ROLL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import InputError, UnsupportedError
+from tests.frameworks.files import batch, job, layout, write
+
+pytest.importorskip("omegaconf")
+
+CONFIG = """
+defaults:
+  - ../config/envs@_here_
+pretrain: Qwen/Qwen2.5-7B
+prompt_length: 2048
+response_length: 4096
+adv_estimator: reinforce
+num_return_sequences_in_group: 8
+actor_train:
+  model_args: {dtype: bf16, model_type: ~}
+  training_args: {per_device_train_batch_size: 2, gradient_accumulation_steps: 16, learning_rate: 1.0e-6}
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config:
+      tensor_model_parallel_size: 2
+      pipeline_model_parallel_size: 2
+      context_parallel_size: 1
+      sequence_parallel: true
+      use_distributed_optimizer: true
+      recompute_granularity: full
+  device_mapping: list(range(0,16))
+actor_infer:
+  strategy_args: {strategy_name: vllm, strategy_config: {gpu_memory_utilization: 0.8}}
+  device_mapping: list(range(0,12))
+reference:
+  strategy_args: {strategy_name: megatron_infer}
+  device_mapping: list(range(0,16))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, {"examples/config/envs.yaml": "max_steps: 5\n", "examples/rlvr/config.yaml": CONFIG})
+    return tmp_path
+
+
+def test_the_actor_is_read(folder: Path) -> None:
+    """Two sequences in a microbatch, 16 microbatches, and 16 / (2 × 2) replicas: 128 samples of 2048 + 4096 tokens."""
+    found = job(folder, "examples/rlvr/config.yaml")
+    assert layout(found) == (16, 2, 2, 1, 1, 2)
+    assert batch(found) == (2, 128, 6144)
+    assert (found.model.num_layers, found.model.hidden_size) == (28, 3584)
+    assert (found.recompute.granularity, found.recompute.method, found.recompute.num_layers) == ("full", "uniform", 1)
+    assert found.precision.gradients == "bf16"
+    assert found.optimizer.distributed
+
+
+def test_the_update_alone_gets_no_verdict(folder: Path) -> None:
+    found = job(folder, "examples/rlvr/config.yaml")
+    assert "REINFORCE" in found.withheld[0]
+    phases = {phase.name: phase.on_same_gpus for phase in found.tuning.phases}
+    assert phases == {"log-probabilities": True, "reference": True, "rollout": False, "refit": True}
+
+
+def test_the_script_names_folder_and_file(folder: Path) -> None:
+    words = ("examples/start_rlvr_pipeline.py", "--config_path", "rlvr", "--config_name", "config", "actor_train.device_mapping=[0,1,2,3]")
+    assert job(folder, *words).parallel.world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "tokens"),
+    [
+        ("actor_train.use_sequence_packing=true", 2 * 6144),
+        ("actor_train={use_dynamic_batching_in_train: true, max_tokens_per_microbatch_in_train: 8192}", 8192),
+    ],
+)
+def test_packed_microbatches_are_one_sequence(folder: Path, key: str, tokens: int) -> None:
+    found = job(folder, "examples/rlvr/config.yaml", key)
+    assert (found.batch.micro_batch_size, found.batch.seq_length) == (1, tokens)
+
+
+def test_dpo_doubles_the_batch(folder: Path) -> None:
+    """roll/pipeline/dpo/dpo_config.py: per_device_train_batch_size *= 2."""
+    found = job(folder, "examples/rlvr/config.yaml", "chosen_key=chosen")
+    assert batch(found) == (4, 256, 6144)
+    assert found.tuning.objective == "preference"
+
+
+def test_adapters_are_named(folder: Path) -> None:
+    found = job(folder, "examples/rlvr/config.yaml", "actor_train.model_args={lora_rank: 32, lora_alpha: 64, lora_target: all-linear}")
+    assert found.tuning.adapter is not None
+    assert (found.tuning.adapter.rank, found.tuning.adapter.alpha, found.tuning.adapter.targets) == (32, 64, ("all-linear",))
+    assert any("adapters" in reason for reason in found.withheld)
+
+
+def test_other_engines_and_faults_are_named(folder: Path) -> None:
+    with pytest.raises(UnsupportedError, match="trains with deepspeed_train"):
+        job(folder, "examples/rlvr/config.yaml", "actor_train.strategy_args.strategy_name=deepspeed_train")
+    with pytest.raises(InputError, match="is no list of GPUs"):
+        job(folder, "examples/rlvr/config.yaml", "actor_train.device_mapping=some")
