@@ -192,8 +192,16 @@ class Provider:
 
 
 @dataclass
-class Section:
-    """A section with any fields."""
+class Optimizer:
+    """OptimizerConfig."""
+
+    optimizer: str = "adam"
+    use_distributed_optimizer: bool = True
+
+
+@dataclass
+class Gradients:
+    """DistributedDataParallelConfig."""
 
     grad_reduce_in_fp32: bool = True
     use_distributed_optimizer: bool = True
@@ -213,8 +221,8 @@ class Container:
     """A container as ConfigContainer."""
 
     model: Provider = field(default_factory=Provider)
-    optimizer: Section = field(default_factory=Section)
-    ddp: Section = field(default_factory=Section)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    ddp: Gradients = field(default_factory=Gradients)
     train: Train = field(default_factory=Train)
     mixed_precision: str = "bf16_mixed"
 

@@ -84,3 +84,48 @@ def test_invalid_settings_name_the_setting(more: tuple[str, ...], without: str, 
 
 def test_the_world_of_the_command_line_takes_precedence() -> None:
     assert job_of("--info-world-size", "32").parallel.world_size == 32
+
+
+def test_the_update_alone_gets_no_verdict() -> None:
+    job = job_of()
+    assert job.tuning.objective == "reinforcement"
+    assert {phase.name for phase in job.tuning.phases} == {"log-probabilities", "rollout", "reference", "refit"}
+    assert "only the update is counted (GRPO)" in job.withheld[0]
+
+
+def test_settings_of_the_optimizer_are_options() -> None:
+    """`_resolve_override_ddp_config` of verl: gradients are reduced in the dtype of the main gradients."""
+    optimizer = "actor_rollout_ref.actor.optim."
+    job = job_of(f"{optimizer}use_precision_aware_optimizer=True", f"{optimizer}main_grads_dtype=bf16")
+    assert job.optimizer.precision_aware
+    assert job.precision.gradients == "bf16"
+    assert job_of().precision.gradients == "fp32"
+    assert not job_of(f"{ENGINE}use_distributed_optimizer=False").optimizer.distributed
+
+
+def test_adapters_of_verl_are_recorded() -> None:
+    model = "actor_rollout_ref.model.lora."
+    adapter = job_of(f"{model}rank=32", f"{model}alpha=64", f"{model}target_modules=[linear_qkv,linear_proj]").tuning.adapter
+    assert adapter is not None
+    assert (adapter.rank, adapter.alpha, adapter.targets) == (32, 64, ("linear_qkv", "linear_proj"))
+
+
+def test_a_file_with_all_settings_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("omegaconf")
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "actor_rollout_ref:\n"
+        "  model: {path: Qwen/Qwen3-8B}\n"
+        "  actor:\n"
+        "    strategy: megatron\n"
+        "    ppo_mini_batch_size: 32\n"
+        "    ppo_micro_batch_size_per_gpu: 1\n"
+        "    megatron: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: 2, sequence_parallel: true}\n"
+        "  rollout: {n: 8}\n"
+        "data: {max_prompt_length: 1024, max_response_length: 3072}\n"
+        "algorithm: {adv_estimator: grpo}\n"
+        "trainer: {nnodes: 2, n_gpus_per_node: 8}\n"
+    )
+    job = read_launch([str(file), "trainer.nnodes=1"], environ={}, folder=tmp_path).job
+    assert (job.parallel.world_size, job.parallel.tensor, job.parallel.pipeline) == (8, 4, 2)
+    assert (job.batch.micro_batch_size, job.batch.global_batch_size, job.batch.seq_length) == (1, 256, 4096)

@@ -1,0 +1,143 @@
+"""Which words are launches of frameworks, and what other launches import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analyzer.api import read_launch
+from analyzer.errors import InputError
+from analyzer.frameworks import yaml_files
+from analyzer.frameworks.prepare import framework_of, prepare
+from analyzer.frameworks.recognize import recognize
+from tests.frameworks.files import batch, job, layout, write
+
+ROOT = Path(__file__).resolve().parents[2]
+MEGATRON = "--num-layers 2 --hidden-size 128 --num-attention-heads 2 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1"
+
+
+@pytest.mark.parametrize(
+    ("line", "framework", "words"),
+    [
+        ("-m verl.trainer.main_ppo trainer.nnodes=1", "verl", ("trainer.nnodes=1",)),
+        ("--info-gpu H100-80GB examples/run_sft.py --config a.yaml", "nemo_rl", ("--config", "a.yaml")),
+        ("examples/start_rlvr_pipeline.py --config_path a --config_name b", "roll", ("--config_path", "a", "--config_name", "b")),
+        ("torchrun --nproc_per_node 8 scripts/performance/run_recipe.py -m llama3", "bridge", ("-m", "llama3")),
+        ("torchrun primus/cli/main.py train pretrain --config a.yaml", "primus", ("train", "pretrain", "--config", "a.yaml")),
+        ("megatron sft --model Qwen/Qwen3-8B", "ms_swift", ("--model", "Qwen/Qwen3-8B")),
+        ("a.yaml x.y=1 --info-margin 5%", None, ("x.y=1",)),
+    ],
+)
+def test_launches_of_frameworks_are_recognized(line: str, framework: str | None, words: tuple[str, ...]) -> None:
+    found = recognize(line.split())
+    assert found is not None
+    assert (found.framework, found.words) == (framework, words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py {MEGATRON}",
+        f"{MEGATRON} --yaml-cfg config.yaml",
+        f"train.py {MEGATRON} --tp-comm-overlap-cfg cfg.yaml",
+        "--info-json report.yaml " + MEGATRON,
+        "main.py " + MEGATRON,
+    ],
+)
+def test_other_launches_are_left_as_they_are(line: str) -> None:
+    assert recognize(line.split()) is None
+
+
+@pytest.mark.parametrize(
+    ("tree", "framework"),
+    [
+        ({"modules": {}}, "primus"),
+        ({"actor_rollout_ref": {}, "trainer": {}}, "verl"),
+        ({"pretrain": "a", "actor_train": {}}, "roll"),
+        ({"policy": {}}, "nemo_rl"),
+        ({"defaults": "../base.yaml"}, "nemo_rl"),
+        ({"model": {}, "ddp": {}, "train": {}}, "bridge"),
+        ({"language_model": {}, "model_parallel": {}}, "megatron_yaml"),
+        ({"model": "Qwen/Qwen3-8B", "tuner_type": "full"}, "ms_swift"),
+        ({"services": {}}, None),
+    ],
+)
+def test_keys_show_the_framework(tree: dict[str, object], framework: str | None) -> None:
+    assert framework_of(tree) == framework
+
+
+def test_a_file_of_no_framework_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"a.yaml": "services: {}\n", "b.yaml": "a: [\n", "c.yaml": "- 1\n"})
+    for name, fault in (("a.yaml", "has keys of no known framework"), ("b.yaml", "is not YAML in line"), ("c.yaml", "has no keys")):
+        with pytest.raises(InputError, match=fault):
+            read_launch([name], environ={}, folder=tmp_path)
+
+
+def test_a_launch_cannot_be_started(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="starts Megatron-LM's own scripts only"):
+        prepare(["a.yaml", "--info-launch"], environ={}, folder=tmp_path)
+
+
+def test_without_omegaconf_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "omegaconf", None)
+    with pytest.raises(InputError) as raised:
+        yaml_files.resolve({"a": 1, "b": "${a}"}, "a.yaml", environ={})
+    assert str(raised.value).count("\n") == 0
+    assert "get-training-info[frameworks]" in raised.value.remedy
+
+
+def test_references_are_resolved() -> None:
+    pytest.importorskip("omegaconf")
+    tree = {"a": 2, "b": "${mul:${a}, 3}", "c": "${oc.env:SIZE,4}", "d": "${missing}", "e": [{"f": "${a}"}]}
+    found = yaml_files.resolve(tree, "a.yaml", environ={"SIZE": "5"})
+    assert found == {"a": 2, "b": 6, "c": "5", "d": "${missing}", "e": [{"f": 2}]}
+
+
+def test_numbers_with_exponents_are_numbers() -> None:
+    assert yaml_files.parse_value("1e-5") == 1e-5
+    assert yaml_files.parse_value("[1, a]") == [1, "a"]
+
+
+def test_a_file_of_ms_swift_is_its_command_line(tmp_path: Path) -> None:
+    content = (
+        "model: Qwen/Qwen3-8B\ntuner_type: full\ntensor_model_parallel_size: 2\nsequence_parallel: true\n"
+        "micro_batch_size: 2\nglobal_batch_size: 32\nmax_length: 2048\nrecompute_granularity: full\n"
+        "recompute_method: uniform\nrecompute_num_layers: 1\n"
+    )
+    write(tmp_path, {"sft.yaml": content})
+    for words in (("sft.yaml",), ("megatron", "sft", "sft.yaml")):
+        found = job(tmp_path, *words, "--info-world-size", "8")
+        assert layout(found)[:3] == (8, 2, 1)
+        assert batch(found) == (2, 32, 2048)
+        assert found.recompute.granularity == "full"
+        assert found.withheld == ()
+
+
+def test_preference_training_of_ms_swift_gets_no_verdict(tmp_path: Path) -> None:
+    """A sample of DPO is a chosen and a rejected sequence."""
+    words = "megatron rlhf --rlhf_type dpo --model Qwen/Qwen3-8B --micro_batch_size 1 --global_batch_size 16 --max_length 2048"
+    found = job(tmp_path, *words.split(), "--info-world-size", "8")
+    assert batch(found) == (2, 32, 2048)
+    assert found.tuning.method == "DPO"
+    assert found.withheld == ("only the update is counted (DPO), not the reference model",)
+
+
+def test_a_file_of_megatron_is_read_as_yaml_cfg(tmp_path: Path) -> None:
+    prepared = None
+    write(tmp_path, {"gpt.yaml": "language_model: {}\nmodel_parallel: {}\n"})
+    prepared = prepare(["gpt.yaml"], environ={}, folder=tmp_path)
+    assert prepared.argv == ("--yaml-cfg", "gpt.yaml")
+
+
+def test_a_plain_launch_imports_neither_yaml_nor_omegaconf() -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom analyzer.api import read_launch\n"
+        f"read_launch('{MEGATRON} --tokenizer-type NullTokenizer --vocab-size 512'.split(), environ={{}}, folder=Path('/'))\n"
+        "names = {'yaml', 'omegaconf', 'analyzer.frameworks.yaml_files', 'analyzer.frameworks.nemo_rl'}\n"
+        "print(*sorted(names & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == ""
