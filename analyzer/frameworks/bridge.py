@@ -113,7 +113,7 @@ _MODEL_NO_EFFECT: Final = frozenset({
     "inference_rng_tracker", "inference_sampling_seed", "moe_per_layer_logging", "is_hybrid_model", "config_logger_dir",
      "async_tensor_model_parallel_allreduce", "moe_extended_tp",
     "moe_router_topk_limited_devices", "dist_train", "query_pre_attn_scalar", "use_cpu_initialization",
-    "symmetric_ar_type", "batch_invariant_mode", "log_max_attention_logit",
+    "symmetric_ar_type", "log_max_attention_logit",
     "megatron_core_extras", "moe_token_dropping",   "tp_comm_bootstrap_backend",
     "calculate_per_token_loss", "kitchen_attention_backend", "flash_decode",
   "finalize",
@@ -137,6 +137,16 @@ _DDP_READ: Final = frozenset({
     "megatron_fsdp_version", "megatron_fsdp_use_decoupled_grad", "gradient_reduce_div_fusion", "pad_buckets_for_high_nccl_busbw",
     "fsdp_all_gather_in_start_param_sync", "disable_symmetric_registration", "num_distributed_optimizer_instances",
 })  # fmt: skip
+_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "cuda_graph_impl": ("cuda_graph_",),
+    "use_megatron_fsdp": ("megatron_fsdp_", "fsdp_"),
+    "optimizer_cpu_offload": ("optimizer_offload_", "overlap_cpu_optimizer", "use_torch_optimizer_for_cpu"),
+    "enable_mhc_connections": ("mhc_",),
+    "num_moe_experts": ("moe_",),
+}
+"""By field that turns a feature on: the beginnings of fields that only matter then."""
+_OF_OPTIMIZERS: Final = ("muon_", "soap_", "adaptive_muon_", "lion_", "dion_")
+"""Beginnings of fields of one optimizer, which its name contains."""
 _TRAIN: Final = (
     "micro_batch_size",
     "global_batch_size",
@@ -241,14 +251,28 @@ def _overlap(overlap: Tree, model: Tree, ddp: Tree, data_parallel: int | None) -
             ddp[name] = default
 
 
+def _in_use(section: Tree) -> Tree:
+    """The fields of a section without those of features that are off."""
+    off = tuple(beginnings for switch, beginnings in _FEATURES.items() if switch in section and not _is_on(section[switch]))
+    prefixes = tuple(prefix for beginnings in off for prefix in beginnings)
+    optimizer = str(section.get("optimizer", ""))
+    prefixes += tuple(prefix for prefix in _OF_OPTIMIZERS if prefix.strip("_") not in optimizer)
+    return {name: value for name, value in section.items() if not name.startswith(prefixes) or name in _FEATURES}
+
+
+def _is_on(value: object) -> bool:
+    return value not in (None, False, 0, "none", "")
+
+
 def _model(model: Tree, fields: Fields) -> Words:
     """The options of the model and of its layout."""
     found = Words([*_activation(model)])
+    model = _in_use(model)
     kept = {name: value for name, value in model.items() if name not in _MODEL_READ and name not in _MODEL_NO_EFFECT}
     found.add(fields.words(kept, prefix="model.", without_defaults=True))
     found.words += ["--bf16"] if is_true(model.get("bf16")) else ["--fp16"] if is_true(model.get("fp16")) else []
     heads, groups = model.get("num_attention_heads"), model.get("num_query_groups")
-    if groups and groups != heads:
+    if groups and groups != heads and not is_true(model.get("multi_latent_attention")):
         found.words += ["--group-query-attention", "--num-query-groups", str(groups)]
     layout = model.get("pipeline_model_parallel_layout")
     if not layout:
@@ -278,6 +302,7 @@ def _activation(model: Tree) -> tuple[str, ...]:
 
 
 def _optimizer(optimizer: Tree, ddp: Tree, fields: Fields) -> Words:
+    optimizer = _in_use(optimizer)
     kept = {name: value for name, value in optimizer.items() if name not in _OPTIMIZER_READ and name not in _OPTIMIZER_NO_EFFECT}
     if not is_true(optimizer.get("use_precision_aware_optimizer")):
         kept = {name: value for name, value in kept.items() if not name.endswith("_dtype")}
@@ -288,6 +313,7 @@ def _optimizer(optimizer: Tree, ddp: Tree, fields: Fields) -> Words:
 
 
 def _gradients(ddp: Tree, optimizer: Tree, fields: Fields) -> Words:
+    ddp = _in_use(ddp)
     kept = {name: value for name, value in ddp.items() if name not in _DDP_READ}
     found = fields.words(kept, prefix="ddp.", without_defaults=True)
     if is_true(ddp.get("overlap_grad_reduce")):

@@ -38,6 +38,8 @@ def from_yaml(value: Any) -> Any:
     """A value of the YAML, with dtypes, enums and functions as their names. Objects keep their class in `_target_`."""
     if isinstance(value, list):
         return [from_yaml(each) for each in value]
+    if isinstance(value, str) and value.startswith("torch."):
+        return dtype(value)
     if not isinstance(value, Mapping):
         return value
     target = value.get(TARGET)

@@ -51,6 +51,16 @@ WITHOUT_OPTION: Final = frozenset({
     "original_max_position_embeddings", "param_name_patterns_for_fp32_local_accumulation",
 })  # fmt: skip
 """Fields that have no option, and no effect on memory and communication."""
+AT_DEFAULT: Final[Mapping[str, object]] = {
+    "gtp_weight_remat_size": 1,
+    "expert_gtp_weight_remat_size": 1,
+    "moe_dispatch_fwd_dtype": "bf16",
+    "moe_combine_bwd_dtype": "bf16",
+    "batch_invariant_backend": "te_native",
+    "gdp_num_householder": 3,
+    "gdp_num_chunk_states_to_recompute": 2,
+}
+"""Fields without an option in the catalogue that have no effect with this value (TransformerConfig of August 2026)."""
 NOT_PASSED: Final = frozenset({
     "params_dtype", "pipeline_dtype", "perform_initialization", "timers", "local_rank", "overlap_p2p_comm", "barrier_with_L1_time",
     "use_cpu_initialization",
@@ -120,7 +130,7 @@ class Fields:
             elif name not in skipped and not name.startswith("_") and value is not None:
                 words = self._one(name, value, renamed or {}, without_defaults=without_defaults)
                 if words is None:
-                    found.unknown += [prefix + name] if value not in _FALSE and name not in WITHOUT_OPTION else []
+                    found.unknown += [prefix + name] if _matters(name, value) else []
                 else:
                     found.words += words
         return found
@@ -143,6 +153,11 @@ class Fields:
         if without_defaults and any(option.default == value for _, option in options):
             return []
         return list(option_words(options, value))
+
+
+def _matters(name: str, value: object) -> bool:
+    """Whether a field without an option may change memory."""
+    return value not in _FALSE and name not in WITHOUT_OPTION and (name not in AT_DEFAULT or value != AT_DEFAULT[name])
 
 
 def option_words(options: Sequence[tuple[str, Option]], value: object) -> Iterator[str]:

@@ -105,7 +105,7 @@ def test_states_of_the_optimizer_have_their_dtypes(folder: Path) -> None:
 
 
 def test_comm_overlap_is_applied(folder: Path) -> None:
-    """Gradients overlap with data parallelism, unless comm_overlap says otherwise; tensor-parallel overlap needs sequence parallelism."""
+    """Gradients overlap unless comm_overlap says otherwise; tensor-parallel overlap needs sequence parallelism."""
     found = job(folder, "config.yaml", *WORLD)
     assert found.optimizer.overlap_grad_reduce
     assert not found.optimizer.overlap_param_gather
@@ -124,6 +124,29 @@ def test_adapters_are_named(folder: Path) -> None:
     assert found.tuning.adapter is not None
     assert (found.tuning.adapter.kind, found.tuning.adapter.rank, found.tuning.adapter.targets) == ("dora", 16, ("linear_qkv",))
     assert found.withheld == ("peft.dim=16 trains adapters, and frozen weights are not modelled",)
+
+
+def test_fields_of_features_that_are_off_have_no_effect(folder: Path) -> None:
+    """A dumped container has all fields: defaults of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig."""
+    words = (
+        "model.cuda_graph_impl=none",
+        "model.cuda_graph_modules=[full]",
+        "model.num_moe_experts=null",
+        "model.moe_router_topk=2",
+        "model.moe_dispatch_fwd_dtype=bf16",
+        "model.enable_mhc_connections=false",
+        "model.mhc_num_residual_streams=4",
+        "model.gdp_num_householder=3",
+        "optimizer.muon_tp_mode=duplicated",
+        "optimizer.soap_shampoo_beta=0.9",
+        "optimizer.optimizer_cpu_offload=false",
+        "optimizer.optimizer_offload_fraction=0.0",
+        "ddp.use_megatron_fsdp=false",
+        "ddp.megatron_fsdp_main_params_dtype={_target_: torch.float32, _call_: false}",
+        "ddp.fsdp_double_buffer=false",
+    )
+    assert job(folder, "config.yaml", *words, *WORLD) == job(folder, "config.yaml", *WORLD)
+    assert job(folder, "config.yaml", "model.enable_mhc_connections=true", *WORLD).withheld
 
 
 def test_unknown_fields_get_no_verdict(folder: Path) -> None:

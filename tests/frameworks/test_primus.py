@@ -77,7 +77,12 @@ def test_variables_and_overrides_of_the_command_line(folder: Path) -> None:
 
 def test_the_fewest_nodes_are_assumed(folder: Path) -> None:
     """Experts over 8 ranks in each of 4 stages need 32 GPUs."""
-    words = ("num_experts=16", "expert_model_parallel_size=8", "pipeline_model_parallel_size=4", "moe_token_dispatcher_type=alltoall")
+    words = (
+        "num_experts=16",
+        "expert_model_parallel_size=8",
+        "pipeline_model_parallel_size=4",
+        "moe_token_dispatcher_type=alltoall",
+    )
     found = job(folder, "examples/pretrain.yaml", *words)
     assert found.parallel.world_size == 32
     assert any("4 nodes of 8 GPUs are assumed" in each for each in found.assumptions)
@@ -105,6 +110,6 @@ def test_a_missing_checkout_is_named(tmp_path: Path) -> None:
 
 
 def test_a_variable_without_a_value_is_named(folder: Path) -> None:
+    write(folder, {"a.yaml": "modules: {pre_trainer: {framework: megatron, overrides: {num_layers: '${OWN_SIZE}'}}}\n"})
     with pytest.raises(InputError, match="uses the environment variable OWN_SIZE"):
-        write(folder, {"a.yaml": "modules: {pre_trainer: {framework: megatron, overrides: {num_layers: '${OWN_SIZE}'}}}\n"})
         job(folder, "a.yaml")

@@ -16,7 +16,9 @@ from analyzer.frameworks.recognize import recognize
 from tests.frameworks.files import batch, job, layout, write
 
 ROOT = Path(__file__).resolve().parents[2]
-MEGATRON = "--num-layers 2 --hidden-size 128 --num-attention-heads 2 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1"
+MEGATRON = (
+    "--num-layers 2 --hidden-size 128 --num-attention-heads 2 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1"
+)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_a_launch_cannot_be_started(tmp_path: Path) -> None:
         prepare(["a.yaml", "--info-launch"], environ={}, folder=tmp_path)
 
 
-def test_without_omegaconf_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_omegaconf_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "omegaconf", None)
     with pytest.raises(InputError) as raised:
         yaml_files.resolve({"a": 1, "b": "${a}"}, "a.yaml", environ={})

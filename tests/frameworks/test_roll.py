@@ -66,7 +66,14 @@ def test_the_update_alone_gets_no_verdict(folder: Path) -> None:
 
 
 def test_the_script_names_folder_and_file(folder: Path) -> None:
-    words = ("examples/start_rlvr_pipeline.py", "--config_path", "rlvr", "--config_name", "config", "actor_train.device_mapping=[0,1,2,3]")
+    words = (
+        "examples/start_rlvr_pipeline.py",
+        "--config_path",
+        "rlvr",
+        "--config_name",
+        "config",
+        "actor_train.device_mapping=[0,1,2,3]",
+    )
     assert job(folder, *words).parallel.world_size == 4
 
 
@@ -90,7 +97,9 @@ def test_dpo_doubles_the_batch(folder: Path) -> None:
 
 
 def test_adapters_are_named(folder: Path) -> None:
-    found = job(folder, "examples/rlvr/config.yaml", "actor_train.model_args={lora_rank: 32, lora_alpha: 64, lora_target: all-linear}")
+    found = job(
+        folder, "examples/rlvr/config.yaml", "actor_train.model_args={lora_rank: 32, lora_alpha: 64, lora_target: all-linear}"
+    )
     assert found.tuning.adapter is not None
     assert (found.tuning.adapter.rank, found.tuning.adapter.alpha, found.tuning.adapter.targets) == (32, 64, ("all-linear",))
     assert any("adapters" in reason for reason in found.withheld)
