@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, frozen_parts
+from analyzer.frameworks.batches import packed_batch, replicas_of
 from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
@@ -66,6 +67,7 @@ _OF_GRADIENTS: Final = frozenset(
 )
 _UNPADDED: Final = ("--make-vocab-size-divisible-by", "1")
 """Bridge does not pad the vocabulary (`should_pad_vocab`)."""
+_MODEL_PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _UNMASKED: Final = "--no-create-attention-mask-in-dataloader"
 """Packed sequences have no attention mask (nemo_rl/models/megatron/data.py)."""
 
@@ -121,7 +123,8 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
     found = Words(list(model.defaults))
     precision = str(get(policy, "precision", "bfloat16"))
     found.words += _DTYPES.get(precision, ())
-    batch, notes = _batch(policy, pairs=method in ("dpo", "rm"))
+    world, about = _world(tree)
+    batch, notes = _batch(policy, world, pairs=method in ("dpo", "rm"))
     found.words += batch
     found.words += _UNPADDED
     ignored = _READ | _NO_EFFECT
@@ -137,7 +140,6 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
     if method in ("dpo", "rm", "ppo") and table(policy, "reward_model_cfg"):
         found.unknown += ["policy.reward_model_cfg"] if is_true(get(policy, "reward_model_cfg.enabled", False)) else []
     found.unknown += [f"policy.{key}" for key in ("draft", "quant_cfg") if _is_on(policy.get(key))]
-    world, about = _world(tree)
     return MegatronWords(
         words=tuple(found.words),
         model=model.name,
@@ -166,19 +168,21 @@ def _withheld(method: str, found: Words) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _batch(policy: Tree, *, pairs: bool) -> tuple[list[str], list[str]]:
+def _batch(policy: Tree, world: World, *, pairs: bool) -> tuple[list[str], list[str]]:
     """Sequence length and batch sizes, and assumptions about them. `pairs`: a sample has two sequences."""
     length = _count(policy, "max_total_sequence_length")
     micro, samples = _count(policy, "train_micro_batch_size"), _count(policy, "train_global_batch_size")
+    replicas = replicas_of(world, *(natural(str(get(policy, f"megatron_cfg.{name}"))) or 1 for name in _MODEL_PARALLEL))
+    if pairs:
+        micro, samples = 2 * micro, 2 * samples
     for packing in ("sequence_packing", "dynamic_batching"):
         if is_true(get(policy, f"{packing}.enabled", False)):
             tokens = natural(str(get(policy, f"{packing}.train_mb_tokens", ""))) or length * micro
-            note = f"A microbatch is assumed to have {tokens} tokens, from policy.{packing}.train_mb_tokens, as one sequence."
-            return ["--seq-length", str(tokens), "--micro-batch-size", "1", _UNMASKED], [note]
+            setting = f"policy.{packing}.train_mb_tokens"
+            words, notes = packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas)
+            return [*words, _UNMASKED], notes
     note = f"Sequences are assumed to have {length} tokens, from policy.max_total_sequence_length."
-    if pairs:
-        micro, samples = 2 * micro, 2 * samples
-        note += " A sample is two sequences."
+    note += " A sample is two sequences." if pairs else ""
     return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.batches import packed_batch, replicas_of
 from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
@@ -35,6 +36,7 @@ _READ: Final = frozenset({
     "check_for_nan_in_loss_and_grad", "moe_enable_routing_replay", "ckpt_format", "learning_rate",
 })  # fmt: skip
 """Keys of strategy_config that are read here, or have no effect on memory."""
+_MODEL_PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _FIXED: Final = ("--make-vocab-size-divisible-by", "1", "--no-create-attention-mask-in-dataloader")
 """The vocabulary is that of the checkpoint, and masks have one value for each token."""
 _RANGE: Final = re.compile(r"list\(range\((?:(\d+)\s*,\s*)?(\d+)\)\)|(?:list\()?\[([\d\s,]*)\]\)?|\s*\+\s*")
@@ -111,14 +113,14 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
     found.words += _pipeline(config)
     reduced = is_true(config.get("accumulate_allreduce_grads_in_fp32"))
     found.words.append("--accumulate-allreduce-grads-in-fp32" if reduced else "--grad-reduce-in-bf16")
-    batch, note = _batch(tree, worker, role, config, world)
+    batch, notes = _batch(tree, worker, role, config, world)
     found.words += batch
     tuning = _tuning(tree, role, worker)
     return MegatronWords(
         words=tuple(found.words),
         model=model.name,
         world=world,
-        notes=(f"The launch is one of ROLL: the update of {role} is analyzed.", note),
+        notes=(f"The launch is one of ROLL: the update of {role} is analyzed.", *notes),
         statements=found.statements(),
         withheld=tuple(_withheld(found, tuning)),
         tuning=tuning,
@@ -181,8 +183,8 @@ def _world(worker: Tree, role: str) -> World:
     return World.of(size)
 
 
-def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> tuple[list[str], str]:
-    """Sequence length and batch sizes, and the assumption about them."""
+def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> tuple[list[str], list[str]]:
+    """Sequence length and batch sizes, and assumptions about them."""
     length = natural(str(tree.get("sequence_length")))
     if not length:
         length = sum(natural(str(tree.get(key))) or 0 for key in ("prompt_length", "response_length"))
@@ -190,26 +192,28 @@ def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> t
         raise InputError("sequence_length", "is missing", "write sequence_length=4096, for example")
     micro = natural(str(get(worker, "training_args.per_device_train_batch_size", 1))) or 1
     micro *= 2 if _is_preference(tree) else 1
-    if is_true(worker.get("use_dynamic_batching_in_train")):
-        tokens = natural(str(worker.get("max_tokens_per_microbatch_in_train"))) or micro * length
-        return _packed(tokens, f"{role}.max_tokens_per_microbatch_in_train")
-    if is_true(worker.get("use_sequence_packing")):
-        balanced = get(worker, "sequence_packing_args.algorithm", "none") == "load_balance"
-        most = natural(str(get(worker, "sequence_packing_args.max_packed_sequence_length_train", ""))) if balanced else None
-        return _packed(most or micro * length, f"{role}.use_sequence_packing")
     steps = natural(str(get(worker, "training_args.gradient_accumulation_steps", 1))) or 1
-    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    replicas = world.size
-    for name in sizes:
-        replicas //= natural(str(config.get(name))) or 1
+    tensor, pipeline, context = (natural(str(config.get(name))) or 1 for name in _MODEL_PARALLEL)
+    replicas = replicas_of(world, tensor, pipeline, context)
+    samples = micro * steps * replicas
+    tokens, setting = _packing(worker, role, micro * length)
+    if tokens:
+        stages = pipeline if config.get("virtual_pipeline_model_parallel_size") else 1
+        return packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas, multiple=stages)
     note = f"Sequences are assumed to have {length} tokens, the longest of the configuration."
-    samples = micro * steps * max(replicas, 1)
-    return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], note
+    return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
 
 
-def _packed(tokens: int, setting: str) -> tuple[list[str], str]:
-    note = f"A microbatch is assumed to have {tokens} tokens, from {setting}, as one sequence."
-    return ["--seq-length", str(tokens), "--micro-batch-size", "1"], note
+def _packing(worker: Tree, role: str, most: int) -> tuple[int, str]:
+    """Tokens of a packed microbatch, and the setting that gives them; 0 without packing. `most`: those of its longest sequences."""
+    if is_true(worker.get("use_dynamic_batching_in_train")):
+        tokens = natural(str(worker.get("max_tokens_per_microbatch_in_train")))
+        return tokens or most, f"{role}.max_tokens_per_microbatch_in_train"
+    if not is_true(worker.get("use_sequence_packing")):
+        return 0, ""
+    balanced = get(worker, "sequence_packing_args.algorithm", "none") == "load_balance"
+    tokens = natural(str(get(worker, "sequence_packing_args.max_packed_sequence_length_train", ""))) if balanced else None
+    return tokens or most, f"{role}.use_sequence_packing"
 
 
 def _is_preference(tree: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.batches import packed_batch, replicas_of
 from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words
 from analyzer.frameworks.prepare import Input, Output
@@ -34,6 +35,7 @@ _SIZES: Final = {
     "expert_tensor_parallel_size": "--expert-tensor-parallel-size",
 }
 """Settings of the Megatron engine, and the options that they stand for."""
+_MODEL_PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _IGNORED: Final = frozenset({
     "lr", "lr_warmup_steps_ratio", "total_training_steps", "weight_decay", "lr_warmup_steps", "betas", "clip_grad",
     "lr_warmup_init", "lr_decay_steps", "lr_decay_style", "min_lr", "weight_decay_incr_style", "lr_wsd_decay_style",
@@ -51,6 +53,8 @@ _KNOWN: Final = frozenset({
 })  # fmt: skip
 """Settings of the engine that are read, or have no effect on the memory of an update."""
 _OFF: Final = ("null", "None", "False", "false", "", "disabled", "{}", "[]", "0")
+_ROUTER: Final = ("--moe-router-load-balancing-type", "none")
+"""What verl sets for models with experts (`provider_overrides`)."""
 _UNPADDED: Final = ("--make-vocab-size-divisible-by", "1")
 """verl does not pad the vocabulary (`should_pad_vocab` of its bridges is off)."""
 _PACKED: Final = "--no-create-attention-mask-in-dataloader"
@@ -125,13 +129,22 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
         layout.append("--use-distributed-optimizer")
     layout.append("--fp16" if "float16" in settings.get(f"{names.engine}dtype", "").replace("bfloat16", "") else "--bf16")
     configured = _configured(settings, names)
-    batch, notes = _batch(settings) if names is _OF_ACTOR else _batch_of_tuning(settings)
+    world = World(_count(settings, "trainer.nnodes", 1), _count(settings, "trainer.n_gpus_per_node", 8))
+    batch, notes = _batch(settings, world) if names is _OF_ACTOR else _batch_of_tuning(settings, world)
     packed = settings.get(f"{names.engine}use_remove_padding", settings.get(f"{names.model}use_remove_padding", "True")) == "True"
     what = "its actor" if names is _OF_ACTOR else "supervised fine-tuning"
     return MegatronWords(
-        words=(*model.defaults, *layout, *configured.words, *batch, *_UNPADDED, *([_PACKED] if packed else [])),
+        words=(
+            *model.defaults,
+            *(_ROUTER if model.experts else ()),
+            *layout,
+            *configured.words,
+            *batch,
+            *_UNPADDED,
+            *([_PACKED] if packed else []),
+        ),
         model=model.name,
-        world=World(_count(settings, "trainer.nnodes", 1), _count(settings, "trainer.n_gpus_per_node", 8)),
+        world=world,
         notes=(f"The launch is one of verl: the training of {what} is analyzed.", *notes),
         statements=(*_not_counted(settings, names), *configured.statements()),
         withheld=configured.withheld(),
@@ -245,32 +258,41 @@ def _value(text: str) -> object:
     return text
 
 
-def _batch(settings: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def _batch(settings: Mapping[str, str], world: World) -> tuple[list[str], list[str]]:
     """Sequence length and batch sizes of the actor, and the assumptions about them."""
     length = _count(settings, "data.max_prompt_length", 512) + _count(settings, "data.max_response_length", 512)
-    if settings.get(f"{_ACTOR}use_dynamic_bsz") == "True":
-        context = _count(settings, f"{_ACTOR}megatron.context_parallel_size", 1)
-        return _packed(
-            _count(settings, f"{_ACTOR}ppo_max_token_len_per_gpu", 16384) * context, f"{_ACTOR}ppo_max_token_len_per_gpu"
-        )
-    micro = _count(settings, f"{_ACTOR}ppo_micro_batch_size_per_gpu", 1)
     samples = _count(settings, f"{_ACTOR}ppo_mini_batch_size", 256) * _count(settings, "actor_rollout_ref.rollout.n", 1)
+    if settings.get(f"{_ACTOR}use_dynamic_bsz") == "True":
+        setting = f"{_ACTOR}ppo_max_token_len_per_gpu"
+        return _packed(settings, f"{_ACTOR}megatron.", world, (_count(settings, setting, 16384), setting), (samples, length))
+    micro = _count(settings, f"{_ACTOR}ppo_micro_batch_size_per_gpu", 1)
     note = f"Sequences are assumed to have {length} tokens, the longest prompt and response."
     return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
 
 
-def _packed(tokens: int, setting: str) -> tuple[list[str], list[str]]:
-    note = f"A microbatch is assumed to have {tokens} tokens, from {setting}, as one sequence."
-    return ["--seq-length", str(tokens), "--micro-batch-size", "1"], [note]
+def _packed(
+    settings: Mapping[str, str], engine: str, world: World, packed: tuple[int, str], batch: tuple[int, int]
+) -> tuple[list[str], list[str]]:
+    """Packed microbatches. `packed`: tokens of a context-parallel rank, and their setting. `batch`: samples, and their length."""
+    tensor, pipeline, context = (_count(settings, f"{engine}{name}", 1) for name in _MODEL_PARALLEL)
+    interleaved = settings.get(f"{engine}virtual_pipeline_model_parallel_size", "null") not in _OFF
+    return packed_batch(
+        packed[0] * context,
+        packed[1],
+        samples=batch[0],
+        length=batch[1],
+        replicas=replicas_of(world, tensor, pipeline, context),
+        multiple=pipeline if interleaved else 1,
+    )
 
 
-def _batch_of_tuning(settings: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def _batch_of_tuning(settings: Mapping[str, str], world: World) -> tuple[list[str], list[str]]:
     """Sequence length and batch sizes of supervised fine-tuning, and the assumptions about them."""
+    length, samples = _count(settings, "data.max_length", 1024), _count(settings, "data.train_batch_size", 256)
     if settings.get("data.use_dynamic_bsz", "True") == "True":
-        context = _count(settings, "engine.context_parallel_size", 1)
-        return _packed(_count(settings, "data.max_token_len_per_gpu", 8192) * context, "data.max_token_len_per_gpu")
-    length = _count(settings, "data.max_length", 1024)
-    micro, samples = _count(settings, "data.micro_batch_size_per_gpu", 4), _count(settings, "data.train_batch_size", 256)
+        setting = "data.max_token_len_per_gpu"
+        return _packed(settings, "engine.", world, (_count(settings, setting, 8192), setting), (samples, length))
+    micro = _count(settings, "data.micro_batch_size_per_gpu", 4)
     note = f"Sequences are assumed to have {length} tokens, from data.max_length."
     return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
 

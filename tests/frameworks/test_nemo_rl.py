@@ -60,10 +60,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_recipe_changes_the_file_that_it_names(folder: Path) -> None:
-    """train_mb_tokens is 4096 × 4 tokens, in one packed sequence; full recomputation is uniform, one layer each."""
+    """train_mb_tokens is 4096 × 4 tokens, in one packed sequence; full recomputation is uniform, one layer each.
+
+    512 samples of 4096 tokens are 128 packed sequences, for 4 replicas.
+    """
     found = job(folder, "recipes/llama.yaml")
     assert layout(found) == (16, 2, 2, 1, 1, 1)
-    assert (found.batch.micro_batch_size, found.batch.seq_length) == (1, 16384)
+    assert batch(found) == (1, 128, 16384)
     assert (found.model.num_layers, found.model.hidden_size) == (32, 4096)
     assert (found.recompute.granularity, found.recompute.method, found.recompute.num_layers) == ("full", "uniform", 1)
     assert found.precision.gradients == "bf16"

@@ -78,15 +78,16 @@ def test_the_script_names_folder_and_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "tokens"),
+    ("key", "tokens", "microbatches"),
     [
-        ("actor_train.use_sequence_packing=true", 2 * 6144),
-        ("actor_train={use_dynamic_batching_in_train: true, max_tokens_per_microbatch_in_train: 8192}", 8192),
+        ("actor_train.use_sequence_packing=true", 2 * 6144, 16),
+        ("actor_train={use_dynamic_batching_in_train: true, max_tokens_per_microbatch_in_train: 8192}", 8192, 24),
     ],
 )
-def test_packed_microbatches_are_one_sequence(folder: Path, key: str, tokens: int) -> None:
+def test_packed_microbatches_are_one_sequence(folder: Path, key: str, tokens: int, microbatches: int) -> None:
+    """128 samples of 6144 tokens fill the microbatches of 4 replicas."""
     found = job(folder, "examples/rlvr/config.yaml", key)
-    assert (found.batch.micro_batch_size, found.batch.seq_length) == (1, tokens)
+    assert batch(found) == (1, 4 * microbatches, tokens)
 
 
 def test_dpo_doubles_the_batch(folder: Path) -> None:

@@ -1,0 +1,31 @@
+"""Batches of packed sequences, whose number of microbatches depends on the data."""
+
+from __future__ import annotations
+
+from analyzer.launch.launchers.world import World
+
+
+def replicas_of(world: World, *sizes: int) -> int:
+    """Data-parallel replicas: the GPUs over the product of the tensor, pipeline and context sizes; 1 if it does not divide them."""
+    count = world.size
+    for size in sizes:
+        count //= max(size, 1)
+    return max(count, 1)
+
+
+def packed_batch(
+    tokens: int, setting: str, *, samples: int, length: int, replicas: int, multiple: int = 1
+) -> tuple[list[str], list[str]]:
+    """The words for microbatches of one sequence with `tokens` tokens, and the assumption about them.
+
+    `samples` sequences of the longest `length` fill them. With shorter sequences there are fewer, and the time is shorter; the
+    memory depends on their number only if it is below that of the pipeline stages. Their number is rounded up to a `multiple`:
+    the stages of an interleaved pipeline.
+    """
+    count = -(-samples * length // (tokens * replicas * multiple)) * multiple
+    note = (
+        f"A microbatch is assumed to have {tokens} tokens, from {setting}, as one sequence; {samples} sequences of the longest "
+        f"length, {length} tokens, are {count} microbatches of each replica."
+    )
+    words = ["--seq-length", str(tokens), "--micro-batch-size", "1", "--global-batch-size", str(count * replicas)]
+    return words, [note]
