@@ -52,6 +52,10 @@ _KNOWN: Final = frozenset({
     "router_replay", "load_weight", "use_megatron_fsdp", "_target_", "strategy", "extra",
 })  # fmt: skip
 """Settings of the engine that are read, or have no effect on the memory of an update."""
+_NESTED: Final = ("override_transformer_config.", "override_ddp_config.", "router_replay.", "extra.")
+"""Beginnings of nested settings of the engine that are read, or have no effect."""
+_OF_MODEL: Final = ("mtp.enable", "enable_activation_offload", "tiled_mlp.enabled")
+"""Settings of the model that change memory, and are not read."""
 _OFF: Final = ("null", "None", "False", "false", "", "disabled", "{}", "[]", "0")
 _ROUTER: Final = ("--moe-router-load-balancing-type", "none")
 """What verl sets for models with experts (`provider_overrides`)."""
@@ -231,9 +235,15 @@ def _configured(settings: Mapping[str, str], names: _Names) -> Words:
     found.words += _gradients(settings, names)
     for name, value in settings.items():
         rest = name.removeprefix(names.engine)
-        if name.startswith(names.engine) and "." not in rest and rest not in _KNOWN and rest not in _SIZES and value not in _OFF:
+        if name.startswith(names.engine) and value not in _OFF and not _is_known(rest):
             found.unknown.append(name)
+    found.unknown += [name for name in (f"{names.model}{each}" for each in _OF_MODEL) if settings.get(name, "False") not in _OFF]
     return found
+
+
+def _is_known(name: str) -> bool:
+    """Whether a setting of the engine is read, or has no effect on the memory of an update."""
+    return name in _KNOWN or name in _SIZES or name.startswith(_NESTED) or name.endswith("freeze_moe_router")
 
 
 def _gradients(settings: Mapping[str, str], names: _Names) -> list[str]:
@@ -304,6 +314,8 @@ def _not_counted(settings: Mapping[str, str], names: _Names) -> Iterator[str]:
             yield "verl: the reference model is not counted, so the prediction is too low unless its parameters are offloaded."
         if settings.get("algorithm.adv_estimator", "gae") == "gae":
             yield "verl: the critic is not counted, so the prediction is too low unless it is offloaded or on other GPUs."
+    if settings.get(f"{names.model}use_fused_kernels") == "True":
+        yield f"{names.model}use_fused_kernels: whole logits are counted, so the prediction is too high."
     for part in ("param", "grad", "optimizer"):
         if settings.get(f"{names.engine}{part}_offload") == "True":
             yield f"{names.engine}{part}_offload is not counted: the memory is that of an update, when everything is on the GPU."

@@ -19,6 +19,8 @@ ENDINGS: Final = (".yaml", ".yml")
 Tree = dict[str, Any]
 _MOST_FILES: Final = 100
 """Files that one launch may include."""
+_MOST_VALUES: Final = 200_000
+"""Values of a file, with those of aliases counted each time."""
 _INSTALL: Final = "pip install 'get-training-info[frameworks]'"
 _REMEDY: Final = "give a configuration of a framework"
 
@@ -41,9 +43,24 @@ def read_tree(path: Path, name: str | None = None) -> Tree:
         raise InputError(shown, f"is not YAML{where}", _REMEDY) from None
     if content is None:
         return {}
+    _refuse_many(content, shown)
     if not isinstance(content, dict):
         raise InputError(shown, "has no keys", _REMEDY)
     return content
+
+
+def _refuse_many(content: Any, name: str) -> None:
+    """Raises InputError for more values than a configuration has, such as those of aliases inside aliases."""
+    waiting, count = [content], 0
+    while waiting:
+        value = waiting.pop()
+        count += 1
+        if count > _MOST_VALUES:
+            raise InputError(name, f"has more than {_MOST_VALUES} values", _REMEDY)
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
 def parse_value(text: str) -> Any:

@@ -78,6 +78,14 @@ def test_a_file_of_no_framework_is_named(tmp_path: Path) -> None:
             read_launch([name], environ={}, folder=tmp_path)
 
 
+def test_aliases_inside_aliases_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 8)}]" for number in range(1, 12)]
+    write(tmp_path, {"a.yaml": "\n".join(["policy: {}", *lines])})
+    with pytest.raises(InputError, match="has more than"):
+        read_launch(["a.yaml"], environ={}, folder=tmp_path)
+
+
 def test_a_launch_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="starts Megatron-LM's own scripts only"):
         prepare(["a.yaml", "--info-launch"], environ={}, folder=tmp_path)
@@ -128,7 +136,6 @@ def test_preference_training_of_ms_swift_gets_no_verdict(tmp_path: Path) -> None
 
 
 def test_a_file_of_megatron_is_read_as_yaml_cfg(tmp_path: Path) -> None:
-    prepared = None
     write(tmp_path, {"gpt.yaml": "language_model: {}\nmodel_parallel: {}\n"})
     prepared = prepare(["gpt.yaml"], environ={}, folder=tmp_path)
     assert prepared.argv == ("--yaml-cfg", "gpt.yaml")

@@ -129,3 +129,17 @@ def test_a_file_with_all_settings_is_read(tmp_path: Path) -> None:
     job = read_launch([str(file), "trainer.nnodes=1"], environ={}, folder=tmp_path).job
     assert (job.parallel.world_size, job.parallel.tensor, job.parallel.pipeline) == (8, 4, 2)
     assert (job.batch.micro_batch_size, job.batch.global_batch_size, job.batch.seq_length) == (1, 256, 4096)
+
+
+def test_settings_that_change_memory_are_named() -> None:
+    job = job_of(f"{ENGINE}qat.enable=true", "actor_rollout_ref.model.mtp.enable=True", f"{ENGINE}router_replay.mode=R3")
+    reason = next(each for each in job.withheld if "effect on memory" in each)
+    assert f"{ENGINE}qat.enable" in reason
+    assert "actor_rollout_ref.model.mtp.enable" in reason
+    assert "router_replay" not in reason
+
+
+def test_packed_microbatches_are_as_many_as_the_longest_sequences_fill() -> None:
+    """16 × 4 samples of 2048 tokens in microbatches of 8192 × 2 (context) tokens: 8, for 16 / (2 × 2 × 2) replicas."""
+    job = job_of("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192")
+    assert job.batch.global_batch_size == 8
