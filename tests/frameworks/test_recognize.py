@@ -13,6 +13,7 @@ from analyzer.errors import InputError
 from analyzer.frameworks import yaml_files
 from analyzer.frameworks.prepare import framework_of, prepare
 from analyzer.frameworks.recognize import recognize
+from analyzer.script.stand_ins.python_command import trains
 from tests.frameworks.files import batch, job, layout, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,3 +151,18 @@ def test_a_plain_launch_imports_neither_yaml_nor_omegaconf() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "found"),
+    [
+        ("run_grpo_math.py", ["--config", "a.yaml"], True),
+        ("run_grpo_math.py", ["--help"], False),
+        ("run_sft.py", ["--config=a.yaml"], True),
+        ("start_rlvr_pipeline.py", ["--config_path", "a", "--config_name", "b"], True),
+        ("setup_experiment.py", ["--recipe", "llama3_8b"], True),
+        ("run_grpo_report.py", ["--output", "a"], False),
+    ],
+)
+def test_scripts_of_frameworks_are_trainings(name: str, words: list[str], found: bool) -> None:
+    assert trains(name, words) == found

@@ -32,6 +32,8 @@ CONFIGURED = frozenset({
     "start_rlvr", "start_agentic", "start_sft", "start_dpo", "start_distill", "start_onpolicy",
 })  # fmt: skip
 """Beginnings of the names of scripts of NeMo-RL and ROLL, whose configuration is in a file."""
+OF_RECIPES = frozenset({"setup_experiment", "launch_with_nemo_run", "run_recipe"})
+"""Names of scripts of Megatron-Bridge that start a recipe, whose configuration is in Python. The analysis says how to give it."""
 CONFIG_OPTIONS = ("--config", "--config_name", "--config-name", "--config_path")
 VERL_SETTINGS = "actor_rollout_ref."
 """Beginning of the settings of verl's actor."""
@@ -172,7 +174,7 @@ def _parts(name: str) -> set[str]:
 
 def trains(name: str, arguments: list[str]) -> bool:
     """Whether a script of this name with these arguments is taken for a training, or for a launch of Megatron's inference."""
-    if name.removesuffix(".py") in GENERATES:
+    if name.removesuffix(".py") in GENERATES | OF_RECIPES:
         return True
     parts = _parts(name)
     if not parts & OTHER and any(part.startswith(CERTAIN) for part in parts):
