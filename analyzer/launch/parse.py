@@ -67,6 +67,8 @@ def parse(
     of_framework = own is not None
     if own is None:
         own = megatron_words(words.megatron, table, catalogue, world=size, strict=info.strict)
+    elif info.strict:
+        _refuse_unknown(own)
     entry = _about_entry(words, known) if own.model is None and not of_framework else ()
     if info.world_size is None:
         world = own.world or world
@@ -103,6 +105,14 @@ def parse(
 
         arguments = with_checkpoint_args(arguments, folder)
     return arguments, world, info
+
+
+def _refuse_unknown(own: MegatronWords) -> None:
+    """Raises InputError for keys of a framework that are not known."""
+    keys = [name for name, found, _ in (each.partition(" is not known and not counted") for each in own.statements) if found]
+    if keys:
+        fault = "is not known" if len(keys) == 1 else "are not known"
+        raise InputError(", ".join(keys), fault, "leave out --info-strict to analyze the launch without the memory of these keys")
 
 
 def _with_yaml(

@@ -154,3 +154,8 @@ def test_a_cycle_of_files_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"a.yaml": "defaults: b.yaml\npolicy: {}\n", "b.yaml": "defaults: a.yaml\n"})
     with pytest.raises(InputError, match="includes more than"):
         job(tmp_path, "a.yaml")
+
+
+def test_unknown_keys_are_errors_with_strict(folder: Path) -> None:
+    with pytest.raises(InputError, match="own_buffer: is not known"):
+        job(folder, "recipes/llama.yaml", "policy.megatron_cfg.own_buffer=7", "--info-strict")
