@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from allocator_hook.step.adapters import add_adapters
 from allocator_hook.step.config import starts_from_meta
 from allocator_hook.step.families.bert import bert_module
 from allocator_hook.step.families.llava import llava_module
@@ -93,6 +94,7 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
     with torch.device("meta") if starts_from_meta(job) else nullcontext():
         build = _BUILDERS[job.model.family] if job.model.hybrid is None else hybrid_model
         module = build(job, config, pre_process=first, post_process=last, virtual_stage=virtual_stage)
+    add_adapters(job, config, module)
     module.model_type = _encoder_or_decoder()
     for parameter in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)

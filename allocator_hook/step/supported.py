@@ -18,12 +18,13 @@ READ: Final[dict[str, frozenset[str]]] = {
         "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "
         "linear_attention output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
-        "fused_squared_relu family binary_head decoder_seq_length vision frozen".split()
+        "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters".split()
     ),
     "VisionSpec": frozenset(
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
         "tiles text_length causal_encoder recompute separate_fields pixel_shuffle".split()
     ),
+    "AdapterSpec": frozenset("rank targets dropout".split()),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "
@@ -68,12 +69,14 @@ READ: Final[dict[str, frozenset[str]]] = {
         "cuda_device_max_connections use_cpu_initialization empty_unused_memory_level data_parallel_random_init "
         "allocator_config overlap_moe_expert_parallel_comm early_attention_backward delay_wgrad_compute".split()
     ),
+    "FineTuning": frozenset({"adapter"}),
+    "Adapter": frozenset("kind rank alpha targets dropout adapter_dtype base_dtype source".split()),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),
     "TrainingJob": frozenset(
         "model parallel batch precision optimizer recompute flags hardware megatron software assumptions warnings unknown "
-        "activation_offload fsdp graphs assumed_vocabulary".split()
+        "activation_offload fsdp graphs assumed_vocabulary tuning".split()
     ),
 }
 """Supported fields by spec. They include fields that only change values or start-up, or that megatron-core decides itself."""

@@ -119,11 +119,22 @@ def modules_in_order(tree: Module) -> Iterator[Module]:
     children: Sequence[Module] = tree.children
     if tree.kind is ModuleKind.ATTENTION:
         linear = any(child.kind is ModuleKind.LINEAR_ATTENTION_INPUT for child in children)  # created in the order of execution
-        children = children if linear else sorted(children, key=_place_in_attention)
+        children = children if linear else _after_their_layers(children)
     elif any(child.kind is ModuleKind.ROUTER for child in children):
         children = sorted(children, key=_place_in_moe_layer)
     for child in children:
         yield from modules_in_order(child)
+
+
+def _after_their_layers(children: Sequence[Module]) -> list[Module]:
+    """The parts of attention in the order of their creation. An adapter is part of the layer before it."""
+    groups: list[list[Module]] = []
+    for child in children:
+        if child.kind is ModuleKind.ADAPTER:
+            groups[-1].append(child)
+        else:
+            groups.append([child])
+    return [each for group in sorted(groups, key=lambda group: _place_in_attention(group[0])) for each in group]
 
 
 _ATTENTION: Final = {

@@ -36,6 +36,7 @@ from analyzer.launch.derive.training_flags import training_flags
 from analyzer.launch.software import check_software, container_of
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
+from analyzer.specs.fine_tuning import ALL_PARAMETERS
 from analyzer.specs.rules import Violation, violations
 
 if TYPE_CHECKING:
@@ -127,10 +128,11 @@ def _build(
         assumed_vocabulary=vocabulary.assumed,
         fsdp=fsdp,
         graphs=graphs,
-        withheld=tuple(dict.fromkeys([*arguments.withheld, *arguments.tuning.not_counted()])),
+        withheld=arguments.withheld,
         tuning=arguments.tuning,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
     )
+    job = _with_adapters(job, arguments)
     broken = [*option_violations(launch, job), *violations(job)]
     refuse(arguments, (each for each in broken if not each.library))
     _warn_of_libraries(launch, broken)
@@ -138,6 +140,18 @@ def _build(
     _assume_few_groups(launch, model, parallel)
     launch.warn(*assumptions_of(arguments), *ignored_options(arguments, tensor=parallel.tensor))
     return replace(job, assumptions=tuple(launch.assumptions), warnings=tuple(launch.warnings), unknown=tuple(launch.unknown))
+
+
+def _with_adapters(job: TrainingJob, arguments: Arguments) -> TrainingJob:
+    """The job with the adapters of the launch, and with what is not counted of its fine-tuning."""
+    tuning = arguments.tuning
+    if tuning is ALL_PARAMETERS:
+        return job
+    from analyzer.launch.derive.adapters import adapter_spec  # imported for fine-tuning only
+
+    adapters, reason = adapter_spec(tuning.adapter, job)
+    withheld = dict.fromkeys([*job.withheld, *([reason] if reason else []), *tuning.not_counted()])
+    return replace(job, model=replace(job.model, adapters=adapters), withheld=tuple(withheld))
 
 
 def _state_elastic(launch: LaunchInput, world: World) -> None:

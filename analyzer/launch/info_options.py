@@ -17,6 +17,7 @@ from analyzer.launch.info_values import (
     flag,
     integer,
     integers,
+    lora,
     margin,
     number_from,
     positive,
@@ -32,6 +33,7 @@ from analyzer.launch.info_values import (
 PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
 GPU: Final = "--info-gpu"
+LORA: Final = "--info-lora"
 ASKING: Final = ("--info-search", "--info-search-gpus", "--info-search-max")
 """Options that ask for a search."""
 OF_SEARCH: Final = ("--info-search-over", "--info-keep", "--info-search-csv", "--info-workers")
@@ -114,6 +116,8 @@ class InfoOptions:
     offload: Offload | None = None
     """Where weights, cache and activations of inference are, or a search for it; None for all on the GPU."""
     launch: bool = False
+    lora: tuple[int, tuple[str, ...]] | None = None
+    """Rank of adapters, and the linear layers that have one; all if none is named."""
     megatron: str | None = None
     te: str | None = None
     """The version of Transformer Engine, or none; None for what `software.software_of` finds."""
@@ -223,6 +227,9 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "LIST|search",
         "where inference has its tensors: weights=20/80/0,cache=0/100/0,activations=0/100/0 percent on GPU, host, disk",
         offload,
+    ),
+    "lora": InfoOption(
+        "RANK[:LIST]", "train LoRA adapters beside frozen weights, such as 16 or 16:linear_qkv,linear_proj (default: all)", lora
     ),
     "launch": InfoOption("", "start the training if the launch fits (not with a script)", flag),
     "megatron": InfoOption("VERSION", "Megatron-LM release such as 0.16.1 or 2023, or a checkout, whose parser is executed", word),

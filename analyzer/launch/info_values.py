@@ -134,6 +134,12 @@ def integers(least: int) -> Callable[[str, str | None], tuple[int, ...]]:
     return read
 
 
+def lora(name: str, text: str | None) -> tuple[int, tuple[str, ...]]:
+    """A rank, and after a colon the names of linear layers."""
+    rank, colon, listed = (text or "").partition(":")
+    return integer(1)(name, rank), words(name, listed) if colon else ()
+
+
 def share(name: str, text: str | None) -> float:
     """A number from 0 to below 1."""
     value = _number(text)

@@ -14,7 +14,7 @@ from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import Reading, is_option, operands_of, read_words
 from analyzer.launch.entry_script import check_entry
 from analyzer.launch.info_files import check_model_file
-from analyzer.launch.info_options import MODEL, PREFIX, InfoOptions, read_info_options, takes_value
+from analyzer.launch.info_options import LORA, MODEL, PREFIX, InfoOptions, read_info_options, takes_value
 from analyzer.launch.launchers.read_world import read_world
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords, megatron_words, with_fork_values
@@ -23,6 +23,7 @@ from analyzer.launch.options.choose_release import chosen_table, read_with_catal
 from analyzer.launch.options.script_options import script_of, table_with_script, with_script
 from analyzer.launch.software import software_of
 from analyzer.launch.split_argv import SplitArgv, split_argv
+from analyzer.specs.fine_tuning import Adapter, FineTuning
 
 YAML = "--yaml-cfg"
 
@@ -94,7 +95,7 @@ def parse(
         ),
         unknown=(*entry, *parsed.statements, *own.statements, *of_file),
         withheld=own.withheld,
-        tuning=own.tuning,
+        tuning=_tuning(own.tuning, info),
         words=parsed.words,
         fork=own.fork.fork.key if own.fork is not None else None,
         software=software,
@@ -113,6 +114,17 @@ def _refuse_unknown(own: MegatronWords) -> None:
     if keys:
         fault = "is not known" if len(keys) == 1 else "are not known"
         raise InputError(", ".join(keys), fault, "leave out --info-strict to analyze the launch without the memory of these keys")
+
+
+def _tuning(tuning: FineTuning, info: InfoOptions) -> FineTuning:
+    """What the launch trains, with the adapters of --info-lora."""
+    if info.lora is None:
+        return tuning
+    if tuning.adapter is not None:
+        raise InputError(LORA, f"the launch has adapters already ({tuning.adapter.source})", "leave one of them out")
+    rank, targets = info.lora
+    adapter = Adapter(kind="lora", rank=rank, targets=targets, source=f"{LORA} {rank}")
+    return replace(tuning, adapter=adapter)
 
 
 def _with_yaml(

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from analyzer.modules.attention.unfused_attention import attention_mask, combines_masks
 from analyzer.modules.inputs import CachedDummies
-from analyzer.modules.kinds import BERT_HEADS, LATENT_PROJECTIONS, LINEAR, MOE_LATENT_PROJECTIONS, ModuleKind
+from analyzer.modules.kinds import ADAPTER_PROJECTIONS, BERT_HEADS, LATENT_PROJECTIONS, LINEAR, MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.radio import RADIO
 from analyzer.modules.shapes import Shapes, shapes_of
@@ -190,7 +190,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     if context.te and moe is not None and moe.grouped_gemm and ModuleKind.EXPERTS in kinds:
         yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")
     in_torch = BERT_HEADS | {ModuleKind.OUTPUT_LAYER, ModuleKind.SHARED_GATE} | (routers - in_te)
-    in_torch |= FROM_START if context.te else LINEAR
+    in_torch |= ADAPTER_PROJECTIONS | (FROM_START if context.te else LINEAR)
     vision = job.model.vision
     in_torch |= {ModuleKind.PATCHES} if vision is not None and vision.kind in RADIO else FROM_START
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
@@ -241,7 +241,7 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
 
 def _frozen_kinds(tree: Module) -> frozenset[ModuleKind]:
     """Kinds of modules with frozen weights: their GEMMs gather outside the buffer (`linear_with_frozen_weight`)."""
-    own = frozenset({tree.kind}) if any(each.frozen for each in tree.parameters) else frozenset()
+    own = frozenset({tree.kind}) if tree.frozen else frozenset()
     return own.union(*(child.derived(_frozen_kinds) for child in tree.children))
 
 
@@ -287,7 +287,7 @@ def _dummy_gradients_of(tree: Module, vocabulary: tuple[int, int], vocabulary_dt
     """The cached dummy gradients of a module and its children. `vocabulary` is the shape of an output layer's weight."""
     weights: dict[tuple[tuple[int, ...], str], set[ModuleKind]] = {}
     for module in tree.derived(_modules_with_fused_gradients):
-        if module.parameters and all(each.frozen for each in module.parameters):
+        if module.frozen:
             continue
         if module.kind is ModuleKind.OUTPUT_LAYER:
             if cached.output_layer:
@@ -316,7 +316,7 @@ def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
     """The distinct modules whose GEMM can accumulate the weight gradient, in order."""
     found: dict[int, Module] = {}
     patches = tree.kind is ModuleKind.PATCHES and len(tree.parameters[0].shape) == len(("outputs", "inputs"))
-    linear = tree.kind in LINEAR or tree.kind in MOE_LATENT_PROJECTIONS or patches
+    linear = tree.kind in LINEAR | MOE_LATENT_PROJECTIONS | ADAPTER_PROJECTIONS or patches
     if linear or tree.kind in (ModuleKind.OUTPUT_LAYER, ModuleKind.REPLACED_BRANCH):
         found[id(tree)] = tree
     for child in tree.children:

@@ -76,6 +76,7 @@ def _without_weight_gradients(module: Module) -> Module:
         forward_held=(*module.forward_held, *read) if held else module.forward_held,
         backward_workspace=_not_for_weight(module.backward_workspace),
         waiting=(),
+        frozen=True,
         collectives=tuple(each for each in module.collectives if not each.for_weight),
         children=tuple(_without_weight_gradients(child) for child in module.children),
     )
@@ -101,5 +102,6 @@ def _without_backward(module: Module) -> Module:
         collectives=tuple(each for each in module.collectives if each.phase == "forward"),
         children=children,
         recomputed=bool(children),
+        frozen=True,
         differentiable=False,
     )

@@ -76,6 +76,14 @@ class ModuleKind(Enum):
     """Convolution and scan of a Mamba mixer."""
     MIXER_NORM = auto()
     MIXER_OUT = auto()
+    ADAPTER = auto()
+    """A low-rank adapter beside a frozen linear layer."""
+    ADAPTER_DROPOUT = auto()
+    ADAPTER_IN = auto()
+    """The projection of an adapter to its rank."""
+    ADAPTER_OUT = auto()
+    ADAPTER_SUM = auto()
+    """The outputs of a linear layer and of its adapter are added."""
     REPLACED_BRANCH = auto()
     """One linear layer in place of attention or the FFN."""
     ROUTER = auto()
@@ -126,6 +134,8 @@ LINEAR: Final = frozenset(
     }
 )
 """Linear layers of transformer layers."""
+ADAPTER_PROJECTIONS: Final = frozenset({ModuleKind.ADAPTER_IN, ModuleKind.ADAPTER_OUT})
+"""Linear layers of adapters, which are those of Megatron itself in every model."""
 BERT_HEADS: Final = frozenset({ModuleKind.HEAD_PROJECTION, ModuleKind.POOLER, ModuleKind.BINARY_HEAD})
 """Linear layers of PyTorch in the head of BERT."""
 ATTENTION_BRANCH: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.ATTENTION, ModuleKind.MIXER, ModuleKind.ATTENTION_ADD})

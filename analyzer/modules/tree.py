@@ -199,6 +199,8 @@ class Module:
     """The children's saved tensors are freed after forward and computed again in backward; `saved` lists what stays allocated."""
     input_gradient: bool = True
     """False: its weights are trained, and its input needs no gradient (`freezing.without_input_gradient`)."""
+    frozen: bool = False
+    """Its weights, or those that it shares with another module, are not trained."""
     differentiable: bool = True
     """False: it has no backward, because neither its weights nor its input need gradients (`freezing.frozen`)."""
     part: Part = ""

@@ -1,6 +1,7 @@
 """What a launch trains beside, or instead of, all parameters of one model: adapters, frozen parts, and phases with other models.
 
-The readers of launches fill these records. No formula uses them yet: `not_counted` says so in the report.
+The readers of launches fill these records. `analyzer.launch.derive.adapters` reads the adapters. No formula uses the rest:
+`not_counted` says so in the report.
 """
 
 from __future__ import annotations
@@ -74,10 +75,7 @@ class FineTuning:
     """Sequences that the model reads for each sample: 2 for DPO, which compares a chosen and a rejected one."""
 
     def not_counted(self) -> Iterator[str]:
-        """Why there is no verdict: fragments of a sentence, one for each part that is not modelled."""
-        if self.adapter is not None:
-            source = self.adapter.source or f"the {self.adapter.kind} adapter of rank {self.adapter.rank}"
-            yield f"{source} trains adapters, and frozen weights are not modelled"
+        """Why there is no verdict: fragments of a sentence, one for each part that is not modelled beside adapters."""
         if self.frozen:
             parts = ", ".join(self.frozen)
             yield f"{parts} freeze{'s' if len(self.frozen) == 1 else ''} parameters, which are counted as trained ones"

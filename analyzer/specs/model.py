@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from analyzer.specs.adapters import AdapterSpec
 from analyzer.specs.moe import MoeSpec
 
 Family = Literal["gpt", "bert", "t5", "llava", "mimo"]
@@ -279,6 +280,8 @@ class ModelSpec:
     """The vision encoder and the projector of a vision-language model. All other fields are those of its language model."""
     frozen: tuple[FrozenPart, ...] = ()
     """Parts whose weights are not trained, in the order of `FROZEN_PARTS`."""
+    adapters: AdapterSpec | None = None
+    """Adapters, which are trained in place of all other weights."""
 
     @property
     def final_norm(self) -> str:

@@ -102,7 +102,7 @@ def _other_attention(model: ModelSpec, layer: int) -> AttentionKind | None:
 def chunk_tree(inputs: ModuleInputs, kind: ChunkKind) -> Module:
     """The tree of a chunk. Its root is named as in `ROOTS` and its modules as in Megatron, layers without their number."""
     name, source = ROOTS[inputs.model.family]
-    parts = parts_function(inputs.model.family)(inputs, kind)
+    parts = _parts(inputs, kind)
     return Module(
         name=name,
         kind=ModuleKind.MODEL,
@@ -125,10 +125,19 @@ def _block(stack: Stack) -> Module:
 @lru_cache(maxsize=CACHED_CHUNKS)
 def chunk_modules(inputs: ModuleInputs, kind: ChunkKind) -> ModuleRuns | None:
     """The modules of a chunk in order, without its tree; None if the decoder itself has tensors."""
-    parts = parts_function(inputs.model.family)(inputs, kind)
+    parts = _parts(inputs, kind)
     if any(isinstance(each, Stack) and each.received for each in parts):
         return None
     return tuple(run for each in parts for run in (each.modules if isinstance(each, Stack) else ((each, 1),)))
+
+
+def _parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
+    parts = parts_function(inputs.model.family)(inputs, kind)
+    if inputs.model.adapters is None:
+        return parts
+    from analyzer.modules.adapters import with_adapters
+
+    return with_adapters(parts, inputs, kind)
 
 
 def parts_function(family: Family) -> Callable[[ModuleInputs, ChunkKind], Parts]:

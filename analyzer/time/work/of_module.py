@@ -31,7 +31,7 @@ def _trained_work(module: Module, context: WorkContext) -> Work:
     work = _work(module, context)
     if not module.input_gradient:
         return work._replace(backward=tuple(each for each in work.backward if each.name != "data gradient"))
-    if not module.parameters or not all(each.frozen for each in module.parameters):
+    if not module.frozen:
         return work
     return work._replace(backward=tuple(each for each in work.backward if each.name not in _OF_WEIGHTS))
 
@@ -123,9 +123,29 @@ def _copies(module: Module, context: WorkContext) -> Work:
     return Work(moved((*module.saved, *module.forward_workspace)), moved(module.backward_workspace))
 
 
+def _adapter_projection(module: Module, context: WorkContext) -> Work:
+    """A projection of all tokens in 16 bit."""
+    weight, shapes = weight_of(module), context.shapes
+    if weight is None:
+        return NO_WORK
+    n, k = weight.shape
+    return gemms(context, rows=shapes.s * shapes.b, n=n, k=k, precision=context.precision)
+
+
+def _adapter_sum(module: Module, context: WorkContext) -> Work:
+    """A product with a constant, which reads and writes a tensor, and a sum, which reads two and writes one."""
+    del context
+    size = float(total_bytes(module.backward_workspace))
+    return Work((MemoryBound("adapter output", 5 * size, launches=2),), (MemoryBound("adapter output gradient", 2 * size),))
+
+
 _OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
     ModuleKind.PATCHES: _patches,
     ModuleKind.VISION_POSITIONS: _copies,
+    ModuleKind.ADAPTER_IN: _adapter_projection,
+    ModuleKind.ADAPTER_OUT: _adapter_projection,
+    ModuleKind.ADAPTER_SUM: _adapter_sum,
+    ModuleKind.ADAPTER_DROPOUT: _copies,
     ModuleKind.CLASS_TOKENS: _copies,
     ModuleKind.VISION_INPUT: _copies,
     ModuleKind.VISION_OUTPUT: _copies,

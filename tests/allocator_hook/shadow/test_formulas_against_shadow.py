@@ -22,6 +22,7 @@ from analyzer.launch.options.catalogue import load_catalogue
 from tests.allocator_hook.shadow.conftest import Record
 from tests.allocator_hook.shadow.encoder_layouts import BASES, ENCODERS
 from tests.allocator_hook.shadow.found_layouts import FOUND
+from tests.allocator_hook.shadow.adapter_layouts import ADAPTERS
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
 from tests.allocator_hook.shadow.vision_layouts import MULTIMODAL, MULTIMODAL_BASE, VISION, VISION_BASE
 from tests.data_files import data_file
@@ -123,6 +124,7 @@ GRID = {
     **ENCODERS,
     **VISION,
     **MULTIMODAL,
+    **ADAPTERS,
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
     "gpt, tp2 sp": "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
@@ -347,6 +349,7 @@ HELD_BY_PLAN = [name for name in FOUND if name.startswith("overlapped microbatch
 """Layouts whose first layer does not keep its input after its backward. The schedule plan references the output of the embedding
 until it is freed itself, between two microbatches, so that the trace does not list this output as saved."""
 SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL], "0.16") | {
+SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *ADAPTERS], "0.16") | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
     "llama, attention on the host, pp2": "0.16",

@@ -1,0 +1,97 @@
+"""Adapters beside frozen linear layers, with the modules and the calls of Megatron-Bridge (megatron/bridge/peft).
+
+`ParallelLinearAdapter` has layers of Megatron itself without sequence parallelism. `LoRALinear.forward` adds its output to that of
+the frozen layer; here the layer itself does, so that its name stays.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import partial
+from typing import Any
+
+import torch
+
+from analyzer.specs import TrainingJob
+from analyzer.specs.adapters import AdapterSpec
+
+
+def add_adapters(job: TrainingJob, config: Any, model: Any) -> None:
+    """Freeze a model and add the adapters of the job to its linear layers."""
+    adapters = job.model.adapters
+    if adapters is None:
+        return
+    model.requires_grad_(False)
+    for name, module in list(model.named_modules()):
+        if name.rpartition(".")[2] in adapters.targets:
+            module.adapter = _Adapter(adapters, config, module)
+            module.forward = partial(_forward, module, module.forward)
+    if config.recompute_method is not None:
+        model.decoder.forward = partial(_with_input_gradient, model.decoder.forward)
+
+
+def _with_input_gradient(forward: Any, hidden_states: Any, *args: Any, **keywords: Any) -> Any:
+    """`maybe_enable_recompute_inputs_grad`: autograd calls checkpoints only if an input needs a gradient."""
+    if torch.is_tensor(hidden_states) and not hidden_states.requires_grad:
+        hidden_states = hidden_states.detach().requires_grad_(True)
+    return forward(hidden_states, *args, **keywords)
+
+
+def _forward(module: Any, frozen_layer: Any, x: Any) -> tuple[Any, Any]:
+    """`AdapterWrapper.base_linear_forward` and `LoRALinear.forward`."""
+    found = frozen_layer(x)
+    if len(found) == 3:
+        output, bias, x = found
+    else:
+        output, bias = found
+        if isinstance(output, tuple):
+            output, x = output
+    adapted = module.adapter(x.contiguous())
+    return output + adapted.reshape(output.shape), bias
+
+
+class _Adapter(torch.nn.Module):
+    """`ParallelLinearAdapter` with the defaults of `LoRA`."""
+
+    def __init__(self, adapters: AdapterSpec, config: Any, layer: Any) -> None:
+        super().__init__()
+        from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+
+        whole = copy(config)
+        whole.sequence_parallel = False
+        self._split_input = hasattr(layer, "input_is_parallel") or type(layer).__name__ == "TERowParallelLinear"
+        tensor = config.tensor_model_parallel_size
+        rows, columns = layer.weight.shape
+        options = {"config": whole, "bias": False, "init_method": torch.nn.init.xavier_normal_}
+        self._exchanges = config.sequence_parallel
+        if self._split_input:
+            columns *= tensor
+            self.linear_in = RowParallelLinear(
+                columns, adapters.rank, input_is_parallel=True, skip_bias_add=True, **options
+            )
+        else:
+            rows *= tensor
+            self.linear_in = ColumnParallelLinear(
+                columns, adapters.rank, gather_output=True, disable_grad_reduce=config.sequence_parallel, **options
+            )
+            if hasattr(layer, "return_layernorm_output"):
+                layer.return_layernorm_output = True
+                layer.return_layernorm_output_gathered = config.sequence_parallel
+                self._exchanges = False
+        self.linear_out = ColumnParallelLinear(adapters.rank, rows, gather_output=self._split_input, **options)
+        self.dropout = torch.nn.Dropout(0.1) if adapters.dropout else torch.nn.Identity()
+        if config.bf16 or config.fp16:
+            self.to(torch.bfloat16 if config.bf16 else torch.float16)
+
+    def forward(self, x: Any) -> Any:
+        """[s, b, k] → [s, b, n], or the parts of this rank."""
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, scatter_to_sequence_parallel_region
+
+        x = self.dropout(x)
+        if self._exchanges and not self._split_input:
+            x = gather_from_sequence_parallel_region(x)
+        x, _ = self.linear_in(x)
+        x, _ = self.linear_out(x)
+        if self._exchanges and self._split_input:
+            x = scatter_to_sequence_parallel_region(x)
+        return x * 2.0

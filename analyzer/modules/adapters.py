@@ -1,0 +1,273 @@
+"""Low-rank adapters (LoRA) beside frozen linear layers.
+
+Each adapter has a projection of the layer's input to the rank, one from the rank to the width of the output, and a product with
+a constant, which is added to the output of the layer. It is not quantized and knows no sequence parallelism: beside a layer
+whose output is split, the complete input is projected. All other weights of the model are frozen.
+
+Sources: megatron/bridge/peft/{utils,lora_layers,adapter_wrapper}.py of Megatron-Bridge: `ParallelLinearAdapter`, `LoRALinear` and
+`get_adapter_attributes_from_linear`, with its default: an adapter of a fused norm and projection reads the gathered output of the
+norm. `linear_with_grad_accumulation_and_async_allreduce` of core/tensor_parallel/layers.py (0.16.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from analyzer.modules.freezing import frozen
+from analyzer.modules.inputs import ModuleInputs
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.linear import weight_gradient
+from analyzer.modules.models.parts import ChunkKind, Parts, Stack
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+from analyzer.specs.adapters import AdapterSpec
+
+KINDS: Final = {
+    "linear_qkv": ModuleKind.QKV,
+    "linear_proj": ModuleKind.ATTENTION_OUTPUT,
+    "linear_fc1": ModuleKind.FC1,
+    "linear_fc2": ModuleKind.FC2,
+}
+"""The kind of each linear layer that can have an adapter."""
+_SPLIT_OUTPUT: Final = frozenset({ModuleKind.QKV, ModuleKind.FC1})
+_OUTSIDE_LAYERS: Final = frozenset({ModuleKind.BATCH, ModuleKind.LOSS})
+
+
+def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind) -> Parts:
+    """The modules of a chunk, with adapters in its layers and all other weights frozen.
+
+    The embedding is frozen, so that the input of the first layer needs no gradient, except under a checkpoint around layers:
+    there the frameworks request one, because a checkpoint computes gradients only for inputs that need them.
+    """
+    adapters = inputs.model.adapters
+    assert adapters is not None, "the model has adapters"
+    shapes = Shapes(inputs)
+    starts = kind.pre_process and inputs.recompute.granularity != "full"
+    found: list[Module | Stack] = []
+    for part in parts:
+        if isinstance(part, Stack):
+            runs: list[tuple[Module, int]] = []
+            for module, times in part.modules:
+                if starts:
+                    runs.append((_adapted(module, shapes, adapters, first=True), 1))
+                    times -= 1
+                    starts = False
+                if times:
+                    runs.append((_adapted(module, shapes, adapters, first=False), times))
+            found.append(part._replace(modules=tuple(runs)))
+        elif part.kind in _OUTSIDE_LAYERS:
+            found.append(part)
+        elif part.kind is ModuleKind.EMBEDDING and inputs.recompute.granularity != "full":
+            found += [frozen(part, input_gradient=False), _held(shapes)]
+        else:
+            found.append(frozen(part))
+    return tuple(found)
+
+
+def _held(shapes: Shapes) -> Module:
+    """The output of the embedding, which no layer saves: `GPTModel.forward` references it until it returns."""
+    held = (shapes.hidden("input of the decoder"),)
+    return Module(name="decoder_input", kind=ModuleKind.OTHER, function=True, forward_held=held, source="GPTModel.forward")
+
+
+def _adapted(module: Module, shapes: Shapes, adapters: AdapterSpec, *, first: bool) -> Module:
+    return module.derived(_with_adapters, shapes, adapters, first)
+
+
+def _with_adapters(module: Module, shapes: Shapes, adapters: AdapterSpec, first: bool) -> Module:
+    """`first`: the input of the module needs no gradient until an adapter has been added."""
+    kinds = frozenset(KINDS[each] for each in adapters.targets)
+    return _inserted(module, frozen(module), shapes, adapters, kinds, first)[0]
+
+
+def _inserted(
+    trained: Module, fixed: Module, shapes: Shapes, adapters: AdapterSpec, kinds: frozenset[ModuleKind], first: bool, path: str = ""
+) -> tuple[Module, bool]:
+    """`fixed`, which is the frozen `trained`, with adapters in its children, and whether its output still needs no gradient."""
+    children: list[Module] = []
+    for before, after in zip(trained.children, fixed.children, strict=True):
+        if before.kind in kinds:
+            layer = _Layer(shapes, before, adapters, not first, f"{path}{before.name}")
+            children += layer.modules(frozen(before, input_gradient=False) if first else after)
+            first = False
+        elif before.children:
+            inside = path if before.function else f"{path}{before.name}."
+            child, first = _inserted(before, after, shapes, adapters, kinds, first, inside)
+            children.append(child)
+        elif first:
+            children.append(frozen(before, input_gradient=False))
+        else:
+            children.append(after)
+    return replace(fixed, children=tuple(children)), first
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A linear layer with an adapter."""
+
+    shapes: Shapes
+    base: Module
+    """The layer, if it were trained."""
+    adapters: AdapterSpec
+    input_gradient: bool
+    """The input of the layer needs a gradient."""
+    path: str
+    """Names of the modules around the layer, in a transformer layer, and its own."""
+
+    @property
+    def _splits_output(self) -> bool:
+        return self.base.kind in _SPLIT_OUTPUT
+
+    @property
+    def _weight(self) -> Parameter:
+        return next(each for each in self.base.parameters if each.name == "weight")
+
+    @property
+    def _fused(self) -> bool:
+        """Whether the norm before the layer is part of it."""
+        return any(each.name == "layer_norm_weight" for each in self.base.parameters)
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether the adapter gathers its input itself."""
+        return self._splits_output and self.shapes.sp and not self._fused
+
+    @property
+    def _output(self) -> Tensor:
+        if self._splits_output:
+            return self.shapes.wide("output", self._weight.shape[0], "n/t")
+        return self.shapes.hidden("output")
+
+    def modules(self, base: Module) -> tuple[Module, ...]:
+        """The frozen layer and its adapter. Gradients of both inputs are added after the backward of the layer."""
+        gradient = replace(self._output, name="output gradient")
+        adapter = Module(
+            name=f"{self.base.name}.adapter",
+            kind=ModuleKind.ADAPTER,
+            forward_workspace=(replace(self._output, name="output of the frozen layer"),),
+            backward_workspace=(gradient,),
+            children=(*self._dropout(), self._into(), self._out_of(), self._sum()),
+            source="megatron.bridge.peft.utils.ParallelLinearAdapter",
+        )
+        if not self.input_gradient:
+            return base, adapter
+        own = replace(self._read(), name="input gradient of the adapter", shares="")
+        summed = (replace(own, name="sum of input gradients"),) if self._fused and not self.shapes.sp else ()
+        kept = tuple(each for each in self.base.saved if each.for_weight) if self._fused and self.shapes.sp else ()
+        return replace(
+            base, saved=(*base.saved, *kept), backward_workspace=(*base.backward_workspace, own, *summed)
+        ), adapter
+
+    def _read(self) -> Tensor:
+        """The input of the adapter, [s, b, h] or [s, b, k/t]."""
+        k = self._weight.shape[1]
+        if self._splits_output:
+            return self.shapes.hidden("input", gathered=True, made_in=self.path)
+        return self.shapes.wide("input", k, "k/t")
+
+    def _saved(self) -> tuple[Tensor, ...]:
+        """What the first projection saves: the tensor that the trained layer would save, complete, or the output of the dropout."""
+        if self.adapters.dropout:
+            return (replace(self._read(), name="input after dropout"),)
+        read = next((each for each in self.base.saved if each.for_weight), None)
+        if read is None:  # a norm that is computed again keeps it
+            read = next(each for each in self.base.saved if each.name == "input")
+        whole = self._read()
+        if not self.input_gradient:  # the modules before it save nothing
+            read = replace(read, shares="")
+        return (whole if whole.shape != read.shape else replace(read, made_in=read.made_in or whole.made_in),)
+
+    def _dropout(self) -> tuple[Module, ...]:
+        if not self.adapters.dropout:
+            return ()
+        read = self._read()
+        mask = Tensor(name="dropout mask", shape=read.shape, dtype="bool", formula="s·b·k")
+        return (
+            Module(
+                name="dropout",
+                kind=ModuleKind.ADAPTER_DROPOUT,
+                saved=(mask,),
+                forward_workspace=(replace(read, name="input after dropout"),),
+                backward_workspace=(read,) if self.input_gradient else (),
+                differentiable=self.input_gradient,
+            ),
+        )
+
+    def _into(self) -> Module:
+        """The projection to the rank. Its input is split like that of the layer, or its output is split and gathered."""
+        shapes, rank = self.shapes, self.adapters.rank
+        width, k = rank // shapes.t if self._splits_output else rank, self._weight.shape[1]
+        full = (rank, (self._weight.full_shape or self._weight.shape)[1])
+        output, part = shapes.wide("output", rank, "r"), shapes.wide("part of the output", width, "r/t")
+        gathered = self._splits_output and shapes.t > 1
+        calls: list[Collective] = []
+        if self._splits_output:
+            calls += shapes.tp("all_gather", "forward") if self._gathers else ()
+            calls += shapes.tp("all_gather", "forward", width=rank)
+            if not shapes.sp:
+                calls += shapes.tp("all_reduce", "backward")
+            elif self.input_gradient and self._gathers:
+                calls += shapes.tp("reduce_scatter", "backward")
+        else:
+            calls += shapes.tp("all_reduce", "forward", width=rank)
+        own = Parameter(name="weight", shape=(width, k), dtype=shapes.dtype, sharding="tensor", full_shape=full)
+        return Module(
+            name="linear_in",
+            kind=ModuleKind.ADAPTER_IN,
+            parameters=(own,),
+            saved=self._saved(),
+            forward_workspace=(part, output) if gathered else (output,),
+            backward_workspace=(
+                replace(output, name="output gradient"),
+                *((replace(part, name="part of the output gradient"),) if gathered else ()),
+                replace(self._read(), name="input gradient", shares=""),  # also if nothing needs it
+                *weight_gradient(shapes, own.shape),
+            ),
+            collectives=tuple(calls),
+            source="ColumnParallelLinear" if self._splits_output else "RowParallelLinear",
+        )
+
+    def _out_of(self) -> Module:
+        """The projection from the rank. Beside a layer with a complete output its output is gathered."""
+        shapes, rank = self.shapes, self.adapters.rank
+        n = self._weight.shape[0] if self._splits_output else self._weight.shape[0] // shapes.t
+        full = ((self._weight.full_shape or self._weight.shape)[0], rank)
+        own = Parameter(name="weight", shape=(n, rank), dtype=shapes.dtype, sharding="tensor", full_shape=full)
+        part = shapes.wide("part of the output", n, "n/t")
+        gathers = not self._splits_output and shapes.t > 1
+        whole = shapes.hidden("gathered output", gathered=True)
+        calls = [*(shapes.tp("all_gather", "forward") if gathers else ())]
+        if gathers and shapes.sp:
+            calls += shapes.tp("all_gather", "backward")
+        calls += shapes.tp("all_reduce", "backward", width=rank)
+        return Module(
+            name="linear_out",
+            kind=ModuleKind.ADAPTER_OUT,
+            parameters=(own,),
+            saved=(shapes.wide("input", rank, "r", made_in=f"{self.path}.adapter.linear_in"),),
+            forward_workspace=(
+                *((part, whole) if gathers else (part,)),
+                *((shapes.hidden("scattered output"),) if gathers and shapes.sp else ()),
+            ),
+            backward_workspace=(
+                *((replace(whole, name="gathered output gradient"),) if gathers and shapes.sp else ()),
+                replace(part, name="part of the output gradient"),
+                shapes.wide("input gradient", rank, "r"),
+                *weight_gradient(shapes, own.shape),
+            ),
+            collectives=tuple(calls),
+            source="ColumnParallelLinear",
+        )
+
+    def _sum(self) -> Module:
+        """The product with alpha / rank and the sum, which save nothing."""
+        output = self._output
+        return Module(
+            name="sum",
+            kind=ModuleKind.ADAPTER_SUM,
+            function=True,
+            forward_workspace=(replace(output, name="scaled output of the adapter"), replace(output, name="sum of both outputs")),
+            backward_workspace=(replace(output, name="scaled output gradient"),),
+            source="LoRALinear",
+        )
