@@ -141,7 +141,7 @@ class _Layer:
 
     def modules(self, base: Module) -> tuple[Module, ...]:
         """The frozen layer and its adapter. Gradients of both inputs are added after the backward of the layer."""
-        gradient = replace(self._output, name="output gradient")
+        gradient = replace(self._output, name="output gradient") if self._splits_output else self.shapes.branch_gradient
         adapter = Module(
             name=f"{self.base.name}.adapter",
             kind=ModuleKind.ADAPTER,
