@@ -37,9 +37,9 @@ def _with_input_gradient(forward: Any, hidden_states: Any, *args: Any, **keyword
     return forward(hidden_states, *args, **keywords)
 
 
-def _forward(module: Any, frozen_layer: Any, x: Any) -> tuple[Any, Any]:
+def _forward(module: Any, frozen_layer: Any, x: Any, *args: Any, **keywords: Any) -> tuple[Any, Any]:
     """`AdapterWrapper.base_linear_forward` and `LoRALinear.forward`."""
-    found = frozen_layer(x)
+    found = frozen_layer(x, *args, **keywords)
     if len(found) == 3:
         output, bias, x = found
     else:
@@ -48,6 +48,14 @@ def _forward(module: Any, frozen_layer: Any, x: Any) -> tuple[Any, Any]:
             output, x = output
     adapted = module.adapter(x.contiguous())
     return output + adapted.reshape(output.shape), bias
+
+
+def _sum_over_experts(gradient: Any) -> Any:
+    """`_allreduce_shared_expert_grad`."""
+    from megatron.core import parallel_state
+
+    torch.distributed.all_reduce(gradient, group=parallel_state.get_expert_model_parallel_group())
+    return gradient
 
 
 class _Adapter(torch.nn.Module):
@@ -59,16 +67,16 @@ class _Adapter(torch.nn.Module):
 
         whole = copy(config)
         whole.sequence_parallel = False
-        self._split_input = hasattr(layer, "input_is_parallel") or type(layer).__name__ == "TERowParallelLinear"
+        self._split_input = hasattr(layer, "input_is_parallel") or type(layer).__name__.startswith("TERow")
         tensor = config.tensor_model_parallel_size
-        rows, columns = layer.weight.shape
-        options = {"config": whole, "bias": False, "init_method": torch.nn.init.xavier_normal_}
-        self._exchanges = config.sequence_parallel
+        grouped = "Grouped" in type(layer).__name__
+        tensor = 1 if grouped else tensor
+        rows, columns = (layer.out_features, layer.in_features) if grouped else layer.weight.shape
+        options = {"config": whole, "bias": False, "init_method": torch.nn.init.xavier_normal_, "is_expert": grouped}
+        self._exchanges = config.sequence_parallel and not grouped
         if self._split_input:
             columns *= tensor
-            self.linear_in = RowParallelLinear(
-                columns, adapters.rank, input_is_parallel=True, skip_bias_add=True, **options
-            )
+            self.linear_in = RowParallelLinear(columns, adapters.rank, input_is_parallel=True, skip_bias_add=True, **options)
         else:
             rows *= tensor
             self.linear_in = ColumnParallelLinear(
@@ -80,6 +88,9 @@ class _Adapter(torch.nn.Module):
                 self._exchanges = False
         self.linear_out = ColumnParallelLinear(adapters.rank, rows, gather_output=self._split_input, **options)
         self.dropout = torch.nn.Dropout(0.1) if adapters.dropout else torch.nn.Identity()
+        if grouped and config.expert_model_parallel_size > 1:
+            for projection in (self.linear_in, self.linear_out):
+                projection.weight.register_hook(_sum_over_experts)
         if config.bf16 or config.fp16:
             self.to(torch.bfloat16 if config.bf16 else torch.float16)
 

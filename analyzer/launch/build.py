@@ -132,7 +132,7 @@ def _build(
         tuning=arguments.tuning,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
     )
-    job = _with_adapters(job, arguments)
+    job = _with_adapters(launch, job)
     broken = [*option_violations(launch, job), *violations(job)]
     refuse(arguments, (each for each in broken if not each.library))
     _warn_of_libraries(launch, broken)
@@ -142,15 +142,20 @@ def _build(
     return replace(job, assumptions=tuple(launch.assumptions), warnings=tuple(launch.warnings), unknown=tuple(launch.unknown))
 
 
-def _with_adapters(job: TrainingJob, arguments: Arguments) -> TrainingJob:
+def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     """The job with the adapters of the launch, and with what is not counted of its fine-tuning."""
-    tuning = arguments.tuning
+    tuning = launch.arguments.tuning
     if tuning is ALL_PARAMETERS:
         return job
     from analyzer.launch.derive.adapters import adapter_spec  # imported for fine-tuning only
 
     adapters, reason = adapter_spec(tuning.adapter, job)
     withheld = dict.fromkeys([*job.withheld, *([reason] if reason else []), *tuning.not_counted()])
+    if adapters is not None:
+        launch.assume(
+            f"LoRA adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as Megatron-Bridge's; all other "
+            "weights are frozen. TFLOP/s and MFU include the gradients of frozen weights, which are not computed, as in Megatron."
+        )
     return replace(job, model=replace(job.model, adapters=adapters), withheld=tuple(withheld))
 
 

@@ -19,8 +19,9 @@ from analyzer.modules.inputs import ModuleInputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
 from analyzer.modules.models.parts import ChunkKind, Parts, Stack
+from analyzer.modules.moe.routing import Routing
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+from analyzer.modules.tree import Collective, Module, Parameter, Phase, Sharding, Tensor
 from analyzer.specs.adapters import AdapterSpec
 
 KINDS: Final = {
@@ -85,6 +86,8 @@ def _inserted(
     trained: Module, fixed: Module, shapes: Shapes, adapters: AdapterSpec, kinds: frozenset[ModuleKind], first: bool, path: str = ""
 ) -> tuple[Module, bool]:
     """`fixed`, which is the frozen `trained`, with adapters in its children, and whether its output still needs no gradient."""
+    if trained.kind is ModuleKind.EXPERTS and ModuleKind.FC1 in kinds:  # the adapter saves the rows
+        fixed = replace(fixed, forward_workspace=trained.forward_workspace)
     children: list[Module] = []
     for before, after in zip(trained.children, fixed.children, strict=True):
         if before.kind in kinds:
@@ -116,8 +119,36 @@ class _Layer:
     """Names of the modules around the layer, in a transformer layer, and its own."""
 
     @property
+    def _of_experts(self) -> bool:
+        """Whether all local experts share the adapter, which reads the tokens of all of them."""
+        return self._weight.sharding == "expert"
+
+    @property
     def _splits_output(self) -> bool:
         return self.base.kind in _SPLIT_OUTPUT
+
+    @property
+    def _tensor_size(self) -> int:
+        return 1 if self._of_experts else self.shapes.t
+
+    def _wide(self, name: str, width: int, symbol: str, *, made_in: str = "") -> Tensor:
+        """[s, b, width], or [rows, width] of the local experts."""
+        if not self._of_experts:
+            return self.shapes.wide(name, width, symbol, made_in=made_in)
+        return Routing(self.shapes).row_tensor(name, Routing(self.shapes).multiplied_rows, width, made_in=made_in)
+
+    def _calls(self, kind: str, phase: Phase, *, width: int | None = None) -> tuple[Collective, ...]:
+        return () if self._of_experts else self.shapes.tp(kind, phase, width=width)
+
+    def _parameter(self, shape: tuple[int, int], full: tuple[int, int]) -> Parameter:
+        sharding: Sharding = "expert" if self._of_experts else "tensor"
+        return Parameter(name="weight", shape=shape, dtype=self.shapes.dtype, sharding=sharding, full_shape=full)
+
+    def _sum_over_experts(self, shape: tuple[int, int]) -> tuple[Collective, ...]:
+        """The gradient of a shared adapter is summed over the ranks of all experts (`_allreduce_shared_expert_grad`)."""
+        if not self._of_experts or self.shapes.split.expert == 1:
+            return ()
+        return (Collective(kind="all_reduce", group="ep", shape=shape, dtype=self.shapes.dtype, phase="backward"),)
 
     @property
     def _weight(self) -> Parameter:
@@ -131,17 +162,18 @@ class _Layer:
     @property
     def _gathers(self) -> bool:
         """Whether the adapter gathers its input itself."""
-        return self._splits_output and self.shapes.sp and not self._fused
+        return self._splits_output and self.shapes.sp and not self._fused and not self._of_experts
 
     @property
     def _output(self) -> Tensor:
-        if self._splits_output:
-            return self.shapes.wide("output", self._weight.shape[0], "n/t")
+        if self._splits_output or self._of_experts:
+            return self._wide("output", self._weight.shape[-2], "n/t")
         return self.shapes.hidden("output")
 
     def modules(self, base: Module) -> tuple[Module, ...]:
         """The frozen layer and its adapter. Gradients of both inputs are added after the backward of the layer."""
-        gradient = replace(self._output, name="output gradient") if self._splits_output else self.shapes.branch_gradient
+        own_gradient = self._splits_output or self._of_experts
+        gradient = replace(self._output, name="output gradient") if own_gradient else self.shapes.branch_gradient
         adapter = Module(
             name=f"{self.base.name}.adapter",
             kind=ModuleKind.ADAPTER,
@@ -155,16 +187,13 @@ class _Layer:
         own = replace(self._read(), name="input gradient of the adapter", shares="")
         summed = (replace(own, name="sum of input gradients"),) if self._fused and not self.shapes.sp else ()
         kept = tuple(each for each in self.base.saved if each.for_weight) if self._fused and self.shapes.sp else ()
-        return replace(
-            base, saved=(*base.saved, *kept), backward_workspace=(*base.backward_workspace, own, *summed)
-        ), adapter
+        return replace(base, saved=(*base.saved, *kept), backward_workspace=(*base.backward_workspace, own, *summed)), adapter
 
     def _read(self) -> Tensor:
         """The input of the adapter, [s, b, h] or [s, b, k/t]."""
-        k = self._weight.shape[1]
-        if self._splits_output:
+        if self._splits_output and not self._of_experts:
             return self.shapes.hidden("input", gathered=True, made_in=self.path)
-        return self.shapes.wide("input", k, "k/t")
+        return self._wide("input", self._weight.shape[-1], "k/t")
 
     def _saved(self) -> tuple[Tensor, ...]:
         """What the first projection saves: the tensor that the trained layer would save, complete, or the output of the dropout."""
@@ -197,21 +226,21 @@ class _Layer:
     def _into(self) -> Module:
         """The projection to the rank. Its input is split like that of the layer, or its output is split and gathered."""
         shapes, rank = self.shapes, self.adapters.rank
-        width, k = rank // shapes.t if self._splits_output else rank, self._weight.shape[1]
-        full = (rank, (self._weight.full_shape or self._weight.shape)[1])
-        output, part = shapes.wide("output", rank, "r"), shapes.wide("part of the output", width, "r/t")
-        gathered = self._splits_output and shapes.t > 1
+        width, k = rank // self._tensor_size if self._splits_output else rank, self._weight.shape[-1]
+        output, part = self._wide("output", rank, "r"), self._wide("part of the output", width, "r/t")
+        gathered = self._splits_output and self._tensor_size > 1
         calls: list[Collective] = []
         if self._splits_output:
-            calls += shapes.tp("all_gather", "forward") if self._gathers else ()
-            calls += shapes.tp("all_gather", "forward", width=rank)
+            calls += self._calls("all_gather", "forward") if self._gathers else ()
+            calls += self._calls("all_gather", "forward", width=rank)
             if not shapes.sp:
-                calls += shapes.tp("all_reduce", "backward")
+                calls += self._calls("all_reduce", "backward")
             elif self.input_gradient and self._gathers:
-                calls += shapes.tp("reduce_scatter", "backward")
+                calls += self._calls("reduce_scatter", "backward")
         else:
-            calls += shapes.tp("all_reduce", "forward", width=rank)
-        own = Parameter(name="weight", shape=(width, k), dtype=shapes.dtype, sharding="tensor", full_shape=full)
+            calls += self._calls("all_reduce", "forward", width=rank)
+        own = self._parameter((width, k), (rank, (self._weight.full_shape or self._weight.shape)[-1]))
+        calls += self._sum_over_experts((width, k))
         return Module(
             name="linear_in",
             kind=ModuleKind.ADAPTER_IN,
@@ -222,7 +251,7 @@ class _Layer:
                 replace(output, name="output gradient"),
                 *((replace(part, name="part of the output gradient"),) if gathered else ()),
                 replace(self._read(), name="input gradient", shares=""),  # also if nothing needs it
-                *weight_gradient(shapes, own.shape),
+                *weight_gradient(shapes, (width, k)),
             ),
             collectives=tuple(calls),
             source="ColumnParallelLinear" if self._splits_output else "RowParallelLinear",
@@ -231,21 +260,21 @@ class _Layer:
     def _out_of(self) -> Module:
         """The projection from the rank. Beside a layer with a complete output its output is gathered."""
         shapes, rank = self.shapes, self.adapters.rank
-        n = self._weight.shape[0] if self._splits_output else self._weight.shape[0] // shapes.t
-        full = ((self._weight.full_shape or self._weight.shape)[0], rank)
-        own = Parameter(name="weight", shape=(n, rank), dtype=shapes.dtype, sharding="tensor", full_shape=full)
-        part = shapes.wide("part of the output", n, "n/t")
-        gathers = not self._splits_output and shapes.t > 1
+        n = self._weight.shape[-2] if self._splits_output else self._weight.shape[-2] // self._tensor_size
+        own = self._parameter((n, rank), ((self._weight.full_shape or self._weight.shape)[-2], rank))
+        part = self._wide("part of the output", n, "n/t")
+        gathers = not self._splits_output and self._tensor_size > 1
         whole = shapes.hidden("gathered output", gathered=True)
-        calls = [*(shapes.tp("all_gather", "forward") if gathers else ())]
+        calls = [*(self._calls("all_gather", "forward") if gathers else ())]
         if gathers and shapes.sp:
-            calls += shapes.tp("all_gather", "backward")
-        calls += shapes.tp("all_reduce", "backward", width=rank)
+            calls += self._calls("all_gather", "backward")
+        calls += self._calls("all_reduce", "backward", width=rank)
+        calls += self._sum_over_experts((n, rank))
         return Module(
             name="linear_out",
             kind=ModuleKind.ADAPTER_OUT,
             parameters=(own,),
-            saved=(shapes.wide("input", rank, "r", made_in=f"{self.path}.adapter.linear_in"),),
+            saved=(self._wide("input", rank, "r", made_in=f"{self.path}.adapter.linear_in"),),
             forward_workspace=(
                 *((part, whole) if gathers else (part,)),
                 *((shapes.hidden("scattered output"),) if gathers and shapes.sp else ()),
@@ -253,8 +282,8 @@ class _Layer:
             backward_workspace=(
                 *((replace(whole, name="gathered output gradient"),) if gathers and shapes.sp else ()),
                 replace(part, name="part of the output gradient"),
-                shapes.wide("input gradient", rank, "r"),
-                *weight_gradient(shapes, own.shape),
+                self._wide("input gradient", rank, "r"),
+                *weight_gradient(shapes, (n, rank)),
             ),
             collectives=tuple(calls),
             source="ColumnParallelLinear",

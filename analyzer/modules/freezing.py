@@ -66,7 +66,9 @@ def _without_weight_gradients(module: Module) -> Module:
 
     `GPTModel.forward` references the input of the output layer until it returns.
     """
-    read = tuple(each for each in module.saved if each.for_weight and not each.shares)
+    if module.kind is ModuleKind.EXPERTS:
+        return _frozen_experts(module)
+    read = _read_for_weights(module)
     held = module.kind is ModuleKind.OUTPUT_LAYER
     return replace(
         module,
@@ -80,6 +82,23 @@ def _without_weight_gradients(module: Module) -> Module:
         collectives=tuple(each for each in module.collectives if not each.for_weight),
         children=tuple(_without_weight_gradients(child) for child in module.children),
     )
+
+
+def _frozen_experts(module: Module) -> Module:
+    """The rows that the first layer reads are a local variable of the experts, which exists until they return."""
+    first, *others = module.children
+    own = replace(_without_weight_gradients(first), forward_workspace=first.forward_workspace)
+    return replace(
+        module,
+        parameters=tuple(replace(each, frozen=True) for each in module.parameters),
+        frozen=True,
+        forward_workspace=(*module.forward_workspace, *_read_for_weights(first)),
+        children=(own, *(_without_weight_gradients(each) for each in others)),
+    )
+
+
+def _read_for_weights(module: Module) -> tuple[Tensor, ...]:
+    return tuple(each for each in module.saved if each.for_weight and not each.shares)
 
 
 def _not_for_weight(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -45,8 +45,8 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
         yield "with excluded modules"
     if targets is None:
         yield f"for the modules {', '.join(adapter.targets)}"
-    elif model.moe is not None and {"linear_fc1", "linear_fc2"} & set(targets):
-        yield "in layers with experts"
+    elif {"linear_fc1", "linear_fc2"} & set(targets):
+        yield from _not_modelled_in_experts(adapter, job)
     if adapter.base_dtype not in (None, job.precision.parameters):
         yield f"beside weights in {adapter.base_dtype}"
     if adapter.adapter_dtype not in (None, job.precision.parameters):
@@ -72,8 +72,24 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     yield from (reason for reason, applies in reasons.items() if applies)
 
 
+def _not_modelled_in_experts(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
+    """The experts of a rank share an adapter, which is the default of Megatron-Bridge."""
+    moe = job.model.moe
+    if moe is None:
+        return
+    reasons = {
+        "with one for each expert": adapter.share_expert_adapters is False,
+        "in experts that run one after the other": not moe.grouped_gemm or moe.legacy_grouped_gemm,
+        "in experts that are split over tensor-parallel ranks": job.parallel.expert_tensor > 1,
+        "in latent experts": moe.latent_size is not None,
+        "in experts with a recomputed activation": "moe_act" in job.recompute.modules,
+        "with overlapped shared experts": moe.shared_overlap,
+    }
+    yield from (reason for reason, applies in reasons.items() if applies)
+
+
 def _targets(adapter: Adapter) -> tuple[AdapterTarget, ...] | None:
-    """The linear layers with an adapter; None if a name is not that of one. Without names it is all of them, as in Megatron-Bridge."""
+    """The linear layers with an adapter; None if a name is not that of one. Without names all have one, as in Megatron-Bridge."""
     named = set(adapter.targets)
     if not named or named & set(ALL_LINEAR):
         return ADAPTER_TARGETS

@@ -23,6 +23,7 @@ from analyzer.modules.tree import (
     Module,
     Parameter,
     Tensor,
+    for_weight,
     largest,
     total_bytes,
 )
@@ -171,7 +172,7 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
             _expert_weight(routing, rows=shape[0], columns=shape[1], full=(sizes.gates * moe.ffn_hidden_size, routing.width)),
             *expert_bias(routing, sizes.gates * moe.ffn_hidden_size),
         ),
-        saved=(received,) if original else saved_input(shapes, received, split=split),
+        saved=for_weight((received,) if original else saved_input(shapes, received, split=split)),
         forward_workspace=(
             *_referenced_rows(routing),
             *forward_input(shapes, read, in_16_bit=False, original=original, split=split_at_once),
@@ -181,7 +182,7 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
             _sequential_gradients(sizes, gradients, saved_after)
             if routing.runs_sequentially
             else (
-                *backward_input(shapes, received, original=original, split=split),
+                *for_weight(backward_input(shapes, received, original=original, split=split)),
                 *gradients,
                 routing.row_tensor("input gradient", sizes.rows),
             )
@@ -310,14 +311,14 @@ def _fc2(sizes: _Experts) -> Module:
             _expert_weight(routing, rows=shape[0], columns=shape[1], full=(routing.width, moe.ffn_hidden_size)),
             *expert_bias(routing, routing.width),
         ),
-        saved=() if dropped else saved_input(shapes, read, split=split),
+        saved=() if dropped else for_weight(saved_input(shapes, read, split=split)),
         forward_workspace=(*_referenced_rows(routing), *results),
         backward_workspace=largest(
             (
                 *((activated, *_factors(sizes)) if dropped else ()),
                 *sizes.copied_output,
                 *output_gradient(shapes, gradient, split=split_at_once),
-                *backward_input(shapes, activated, original=dropped, split=split_at_once),
+                *for_weight(backward_input(shapes, activated, original=dropped, split=split_at_once)),
                 *(biased[:1] if moe.grouped_gemm else ()),
                 routing.row_tensor("input gradient", sizes.rows_at_once, width),
                 *_weight_gradients(routing, shape),

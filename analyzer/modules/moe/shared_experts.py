@@ -15,7 +15,7 @@ from analyzer.modules.mlp import saved_by_gate, saves_half
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input, saves_original_input
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Parameter, Tensor, total_bytes
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor, for_weight, total_bytes
 from analyzer.specs import MoeSpec
 
 
@@ -110,7 +110,7 @@ def _fc1(parts: _Parts) -> Module:
         name="linear_fc1",
         kind=ModuleKind.FC1,
         parameters=(split_weight(shapes, (width, h), full=(parts.gates * parts.full, h)),),
-        saved=(read,) if original else saved_input(shapes, read, gathered=shapes.sp and not parts.overlapped),
+        saved=for_weight((read,) if original else saved_input(shapes, read, gathered=shapes.sp and not parts.overlapped)),
         forward_workspace=(  # `Linear` uses userbuffers in forward only
             *forward_input(shapes, read, gathered=gathered, original=original, in_buffers=shapes.userbuffers),
             parts.fc1_output,
@@ -154,7 +154,7 @@ def _fc2(parts: _Parts) -> Module:
         name="linear_fc2",
         kind=ModuleKind.FC2,
         parameters=(split_weight(shapes, (h, width), full=(h, parts.full)),),
-        saved=saved_input(shapes, read),
+        saved=for_weight(saved_input(shapes, read)),
         forward_workspace=(*forward, *((shapes.hidden("scattered output"),) if shapes.sp and not parts.overlapped else ())),
         backward_workspace=backward,
         collectives=parts.collectives(first=False),

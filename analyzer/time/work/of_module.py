@@ -27,11 +27,14 @@ def work_of(module: Module, context: WorkContext) -> Work:
 
 
 def _trained_work(module: Module, context: WorkContext) -> Work:
-    """The kernels, without those of the gradients of frozen weights, or of an input that needs none."""
+    """The kernels, without those of the gradients of frozen weights, or of an input that needs none.
+
+    `RouterGatingLinearFunction` computes the weight gradient of a router in any case.
+    """
     work = _work(module, context)
     if not module.input_gradient:
         return work._replace(backward=tuple(each for each in work.backward if each.name != "data gradient"))
-    if not module.frozen:
+    if not module.frozen or module.kind is ModuleKind.ROUTER:
         return work
     return work._replace(backward=tuple(each for each in work.backward if each.name not in _OF_WEIGHTS))
 
@@ -124,12 +127,12 @@ def _copies(module: Module, context: WorkContext) -> Work:
 
 
 def _adapter_projection(module: Module, context: WorkContext) -> Work:
-    """A projection of all tokens in 16 bit."""
-    weight, shapes = weight_of(module), context.shapes
+    """A projection in 16 bit of all rows of the saved input."""
+    weight = weight_of(module)
     if weight is None:
         return NO_WORK
     n, k = weight.shape
-    return gemms(context, rows=shapes.s * shapes.b, n=n, k=k, precision=context.precision)
+    return gemms(context, rows=prod(module.saved[0].shape[:-1]), n=n, k=k, precision=context.precision)
 
 
 def _adapter_sum(module: Module, context: WorkContext) -> Work:

@@ -19,10 +19,10 @@ from packaging.version import Version
 from allocator_hook.sources import MEGATRON, source_of
 from analyzer.errors import InputError
 from analyzer.launch.options.catalogue import load_catalogue
+from tests.allocator_hook.shadow.adapter_layouts import ADAPTERS
 from tests.allocator_hook.shadow.conftest import Record
 from tests.allocator_hook.shadow.encoder_layouts import BASES, ENCODERS
 from tests.allocator_hook.shadow.found_layouts import FOUND
-from tests.allocator_hook.shadow.adapter_layouts import ADAPTERS
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
 from tests.allocator_hook.shadow.vision_layouts import MULTIMODAL, MULTIMODAL_BASE, VISION, VISION_BASE
 from tests.data_files import data_file
