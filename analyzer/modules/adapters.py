@@ -86,7 +86,7 @@ def _inserted(
     trained: Module, fixed: Module, shapes: Shapes, adapters: AdapterSpec, kinds: frozenset[ModuleKind], first: bool, path: str = ""
 ) -> tuple[Module, bool]:
     """`fixed`, which is the frozen `trained`, with adapters in its children, and whether its output still needs no gradient."""
-    if trained.kind is ModuleKind.EXPERTS and ModuleKind.FC1 in kinds:  # the adapter saves the rows
+    if trained.kind is ModuleKind.EXPERTS and ModuleKind.FC1 in kinds and not adapters.dropout:  # the adapter saves the rows
         fixed = replace(fixed, forward_workspace=trained.forward_workspace)
     children: list[Module] = []
     for before, after in zip(trained.children, fixed.children, strict=True):
@@ -177,7 +177,7 @@ class _Layer:
         adapter = Module(
             name=f"{self.base.name}.adapter",
             kind=ModuleKind.ADAPTER,
-            forward_workspace=(replace(self._output, name="output of the frozen layer"),),
+            forward_workspace=(replace(self._output, name="output of the frozen layer"), *self._referenced()),
             backward_workspace=(gradient,),
             children=(*self._dropout(), self._into(), self._out_of(), self._sum()),
             source="megatron.bridge.peft.utils.ParallelLinearAdapter",
@@ -186,8 +186,14 @@ class _Layer:
             return base, adapter
         own = replace(self._read(), name="input gradient of the adapter", shares="")
         summed = (replace(own, name="sum of input gradients"),) if self._fused and not self.shapes.sp else ()
-        kept = tuple(each for each in self.base.saved if each.for_weight) if self._fused and self.shapes.sp else ()
+        other = self.shapes.sp or self.adapters.dropout  # the adapter saves another tensor
+        kept = tuple(each for each in self.base.saved if each.for_weight) if self._fused and other else ()
         return replace(base, saved=(*base.saved, *kept), backward_workspace=(*base.backward_workspace, own, *summed)), adapter
+
+    def _referenced(self) -> tuple[Tensor, ...]:
+        """With dropout, no module saves the input of fc2 or a gathered input, which `LoRALinear.forward` references."""
+        unsaved = self.base.kind is ModuleKind.FC2 or (self._fused and self.shapes.sp)
+        return (self._read(),) if self.adapters.dropout and unsaved else ()
 
     def _read(self) -> Tensor:
         """The input of the adapter, [s, b, h] or [s, b, k/t]."""
@@ -198,7 +204,7 @@ class _Layer:
     def _saved(self) -> tuple[Tensor, ...]:
         """What the first projection saves: the tensor that the trained layer would save, complete, or the output of the dropout."""
         if self.adapters.dropout:
-            return (replace(self._read(), name="input after dropout"),)
+            return (replace(self._read(), name="input after dropout", made_in=f"{self.path}.adapter.dropout"),)
         read = next((each for each in self.base.saved if each.for_weight), None)
         if read is None:  # a norm that is computed again keeps it
             read = next(each for each in self.base.saved if each.name == "input")
@@ -216,8 +222,8 @@ class _Layer:
             Module(
                 name="dropout",
                 kind=ModuleKind.ADAPTER_DROPOUT,
-                saved=(mask,),
-                forward_workspace=(replace(read, name="input after dropout"),),
+                saved=(mask,) if self.input_gradient else (),
+                forward_workspace=(replace(read, name="input after dropout"), *(() if self.input_gradient else (mask,))),
                 backward_workspace=(read,) if self.input_gradient else (),
                 differentiable=self.input_gradient,
             ),

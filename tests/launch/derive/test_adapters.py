@@ -1,0 +1,84 @@
+"""Adapters: their parameters, and what they and frozen weights keep in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from analyzer.api import analyze
+from analyzer.errors import InputError
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import total_bytes
+from analyzer.predict import predict
+from analyzer.results import Report
+from analyzer.specs.adapters import AdapterSpec
+from tests.job_of import job_of
+
+LLAMA_8B = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope --normalization RMSNorm "
+    "--swiglu --disable-bias-linear --untie-embeddings-and-output-weights --bf16 --use-distributed-optimizer "
+    "--attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 --tokenizer-type NullTokenizer --vocab-size 128255"
+)
+WEIGHTS = 8_030_261_248
+"""Parameters of Llama 3.1 8B."""
+
+
+def launched(line: str, gpus: int = 8) -> Report:
+    words = f"--nproc-per-node {gpus} pretrain_gpt.py {LLAMA_8B} --info-gpu H100-80GB {line}"
+    return analyze([*words.split(), "--global-batch-size", "8"])
+
+
+def test_parameters_of_adapters() -> None:
+    """Each has r·(k + n) of them, by hand for a layer of k inputs and n outputs."""
+    r, h, f = 16, 4096, 14336
+    layer = r * ((h + 6144) + (h + h) + (h + 2 * f) + (f + h))
+    rank = launched(f"--info-lora {r}", gpus=1).ranks[0]
+    assert rank.parameters == WEIGHTS + 32 * layer
+    assert rank.memory.parameters_bytes == 2 * rank.parameters
+    assert rank.memory.gradients_bytes == 4 * 32 * layer
+    assert rank.memory.optimizer_bytes == 12 * 32 * layer
+
+
+def test_a_named_layer_has_an_adapter() -> None:
+    rank = launched("--info-lora 8:linear_proj", gpus=1).ranks[0]
+    assert rank.parameters == WEIGHTS + 32 * 8 * (4096 + 4096)
+
+
+def test_adapters_keep_the_gathered_output_of_norms() -> None:
+    """Qwen3-8B with sequence parallelism: 2 bytes · tokens · hidden for each column-parallel layer of 36 layers: 4.83 GB."""
+    qwen = LLAMA_8B.replace("--num-layers 32", "--num-layers 36").replace("--ffn-hidden-size 14336", "--ffn-hidden-size 12288")
+    line = f"{qwen} --kv-channels 128 --qk-layernorm --tensor-model-parallel-size 2 --sequence-parallel"
+    job = job_of(line, base="")
+    adapters = AdapterSpec(rank=8, targets=("linear_qkv", "linear_fc1"))
+    tree = predict(replace(job, model=replace(job.model, adapters=adapters))).ranks[0].trees[0]
+    kept = [module for _, module in tree.walk() if module.kind is ModuleKind.ADAPTER_IN]
+    assert sum(total_bytes(module.saved) for module in kept) == 36 * 2 * 2 * 8192 * 4096
+
+
+def test_a_rank_that_cannot_be_split_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be split over 8"):
+        launched("--info-lora 12 --tensor-model-parallel-size 8")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--info-lora 8:lm_head",
+        "--info-lora 8 --fp8-format hybrid --transformer-impl transformer_engine",
+        "--info-lora 8 --optimizer-cpu-offload --use-precision-aware-optimizer",
+        "--info-lora 8 --transformer-impl local",
+    ],
+)
+def test_there_is_no_verdict_with_adapters_that_are_not_modelled(line: str) -> None:
+    report = launched(line)
+    assert report.verdict.fits is None
+    assert any("adapters, which are not modelled" in each for each in report.job.withheld)
+
+
+def test_a_frozen_model_needs_less_time() -> None:
+    trained, adapted = launched("").time, launched("--info-lora 8").time
+    assert trained is not None
+    assert adapted is not None
+    assert adapted.iteration_seconds < trained.iteration_seconds
