@@ -153,8 +153,8 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     withheld = dict.fromkeys([*job.withheld, *([reason] if reason else []), *tuning.not_counted()])
     if adapters is not None:
         launch.assume(
-            f"LoRA adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as those of Megatron-Bridge; all "
-            "other weights are frozen. TFLOP/s and MFU include the gradients of frozen weights, which are not computed, as in Megatron."
+            f"LoRA adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as those of Megatron-Bridge. "
+            "All other weights are frozen. TFLOP/s and MFU count their gradients too, which are not computed, as Megatron does."
         )
     return replace(job, model=replace(job.model, adapters=adapters), withheld=tuple(withheld))
 

@@ -49,6 +49,7 @@ class MegatronWords:
 
 def megatron_words(
     words: Sequence[str],
+    entry: str | None,
     table: OptionTable | None,
     catalogue: Catalogue,
     *,
@@ -57,7 +58,7 @@ def megatron_words(
 ) -> MegatronWords:
     """Translates options of forks in `words`, and separates unknown ones.
 
-    `table`: the options of the checkout or release of the launch, None if the release is
+    `entry`: the training script or module. `table`: the options of the checkout or release of the launch, None if the release is
     to be chosen from the catalogue. `world`: number of GPUs, if it is known. Raises InputError for misspelled options, for
     options that only other releases than `table` have, and with `strict` for unknown options.
     """

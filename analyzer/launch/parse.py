@@ -67,7 +67,7 @@ def parse(
     size = None if world is None else world.size
     of_framework = own is not None
     if own is None:
-        own = megatron_words(words.megatron, table, catalogue, world=size, strict=info.strict)
+        own = megatron_words(words.megatron, words.entry, table, catalogue, world=size, strict=info.strict)
     elif info.strict:
         _refuse_unknown(own)
     entry = _about_entry(words, known) if own.model is None and not of_framework else ()

@@ -348,8 +348,7 @@ KNOWN: dict[str, tuple[int, str]] = {
 HELD_BY_PLAN = [name for name in FOUND if name.startswith("overlapped microbatches")]
 """Layouts whose first layer does not keep its input after its backward. The schedule plan references the output of the embedding
 until it is freed itself, between two microbatches, so that the trace does not list this output as saved."""
-SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL], "0.16") | {
-SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *ADAPTERS], "0.16") | {
+SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTERS], "0.16") | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
     "llama, attention on the host, pp2": "0.16",
