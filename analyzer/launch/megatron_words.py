@@ -97,6 +97,7 @@ def _translated(
     strict: bool,
     of_script: Collection[str],
 ) -> MegatronWords:
+    from analyzer.launch.coverage.later_options import refuse_later
     from analyzer.launch.forks import adapters, bridge, swift
     from analyzer.launch.forks.fork_table import load_fork_options
     from analyzer.launch.forks.guess import guess_fork, rank_forks
@@ -118,6 +119,8 @@ def _translated(
     if of_swift:
         words = swift.without_values_of_flags(words, {flag: option for flag, option in own.items() if flag not in found})
     sorted_words = sort_words(words, {flag: option for flag, option in own.items() if flag not in found}, counts=_counts(found))
+    for flag, values in sorted_words.unknown.items():
+        refuse_later(flag, values)
     given = {flag: values for flag, values in sorted_words.unknown.items() if flag in found}
     unknown = [flag for flag in sorted_words.unknown if flag not in found]
     withheld = [adapters.reason(flag, sorted_words.unknown[flag]) for flag in unknown if adapters.is_adapter_option(flag)]

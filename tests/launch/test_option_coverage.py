@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from analyzer import analyze
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.build import build
 from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
@@ -141,6 +142,30 @@ def test_options_that_are_not_modelled_are_refused(line: str, option: str) -> No
         job_of(line)
     assert error.value.option.startswith(option)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ("--enable-mhc-connections --mhc-num-residual-streams 4", "--enable-mhc-connections: hyper-connections"),
+        ("--enable-hyper-connections --num-residual-streams 4", "--enable-hyper-connections: hyper-connections"),
+        ("--num-residual-streams 4", "--num-residual-streams: hyper-connections"),
+        ("--enable-mhc", "--enable-mhc: hyper-connections"),
+        ("--mhc-sinkhorn-iterations 20", "--mhc-sinkhorn-iterations: hyper-connections"),
+        ("--hc-lowrank 320", "--hc-lowrank: hyper-connections"),
+        ("--kda-safe-gate", "Kimi delta attention"),
+        ("--csa-window-size 128", "DeepSeek-V4"),
+    ],
+)
+def test_layers_of_later_code_are_refused(options: str, part: str) -> None:
+    """Options of the branches main and dev of Megatron-LM, and of forks: no release has them."""
+    words = ["--nproc-per-node", "8", "--info-model", "Qwen/Qwen3-0.6B", *options.split()]
+    with pytest.raises(UnsupportedError, match=part):
+        analyze(words, environ={}, folder="/nowhere")
+
+
+def test_switches_of_later_code_that_are_off_are_not_refused() -> None:
+    analyze(["--nproc-per-node", "8", "--info-model", "Qwen/Qwen3-0.6B", "--use-fused-mhc", "false"], environ={}, folder="/nowhere")
 
 
 @pytest.mark.parametrize(

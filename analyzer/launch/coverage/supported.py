@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import UnsupportedError
+from analyzer.launch.coverage.later_options import refuse_later
 from analyzer.launch.coverage.option_effects import MODELLED, NO_EFFECT
 from analyzer.launch.coverage.script_effects import OF_SCRIPTS
 from analyzer.launch.coverage.script_effects import REFUSED as REFUSED_IN_SCRIPTS
@@ -174,12 +175,15 @@ _ON_BY_DEFAULT: Final = (
 
 
 def refuse_unmodelled(arguments: Arguments) -> None:
-    """Raises UnsupportedError for the first option that the launch sets and that is in `REFUSED`."""
+    """Raises UnsupportedError for the first option that the launch sets and that is in `REFUSED` or that `refuse_later` refuses."""
     for dest, (reason, remedy) in {**REFUSED, **REFUSED_IN_SCRIPTS}.items():
         if dest in arguments.given and is_switched(arguments, dest) and not (dest in MODELLED_IN_HYBRIDS and is_hybrid(arguments)):
             named = option(arguments, dest)
             value = arguments.get(dest)
             raise UnsupportedError(named if value is True else f"{named} {_shown(value)}", reason, remedy)
+    for dest in sorted(arguments.given):
+        if not is_known(dest) and is_switched(arguments, dest):
+            refuse_later(option(arguments, dest), ())
 
 
 def assumptions_of(arguments: Arguments) -> tuple[str, ...]:
