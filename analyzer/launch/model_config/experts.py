@@ -85,7 +85,7 @@ def mixtral(config: Configuration) -> MegatronModel:
 
 def qwen_moe(config: Configuration) -> MegatronModel:
     """Qwen 1.5 and 2 MoE: biases of q, k, v, and shared experts with a gate. Qwen 3 MoE: norms of q and k."""
-    third = config.model_type == "qwen3_moe"
+    third = config.model_type in ("qwen3_moe", "qwen3_vl_moe_text")
     config = with_head_size(config, 128) if third else config
     if config.flag("use_sliding_window", False):
         raise config.not_expressible("sliding windows in a part of its MoE layers")
@@ -181,11 +181,17 @@ def deepseek_experts(config: Configuration) -> Experts:
     width = config.integer("moe_intermediate_size")
     shared = config.optional("n_shared_experts")
     first, every = config.optional("first_k_dense_replace") or 0, config.integer("moe_layer_freq", 1)
+    layers = tuple(i >= first and i % every == 0 for i in range(config.integer("num_hidden_layers")))
+    kinds = config.get("mlp_layer_types")
+    if isinstance(kinds, list):
+        if len(kinds) != len(layers):
+            raise config.not_expressible(f"{len(kinds)} mlp_layer_types for {len(layers)} layers")
+        layers = tuple(kind == "sparse" for kind in kinds)
     return Experts(
         count=config.integer("n_routed_experts"),
         topk=config.integer("num_experts_per_tok"),
         ffn=width,
-        layers=tuple(i >= first and i % every == 0 for i in range(config.integer("num_hidden_layers"))),
+        layers=layers,
         shared=None if shared is None else shared * width,
     )
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from analyzer.errors import UnsupportedError
 from analyzer.launch.info_options import MODEL
-from analyzer.launch.model_config import dense, experts, gpt_style, latent, linear
+from analyzer.launch.model_config import dense, experts, gpt_style, hybrid, latent, linear, llama_like, shared_experts
 from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 
@@ -21,6 +21,14 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "phi3": dense.phi3,
     "starcoder2": dense.starcoder2,
     "nemotron": dense.nemotron,
+    "seed_oss": llama_like.seed_oss,
+    "smollm3": llama_like.smollm3,
+    "arcee": llama_like.arcee,
+    "hunyuan_v1_dense": llama_like.hunyuan_dense,
+    "ernie4_5": llama_like.ernie,
+    "ministral": llama_like.ministral,
+    "ministral3": llama_like.ministral,
+    "stablelm": llama_like.stablelm,
     "gpt2": gpt_style.gpt2,
     "opt": gpt_style.opt,
     "gpt_neox": gpt_style.gpt_neox,
@@ -28,11 +36,25 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "mixtral": experts.mixtral,
     "qwen2_moe": experts.qwen_moe,
     "qwen3_moe": experts.qwen_moe,
+    "qwen3_vl_text": dense.qwen3,
+    "qwen3_vl_moe_text": experts.qwen_moe,
     "gpt_oss": experts.gpt_oss,
     "glm4_moe": experts.glm4_moe,
+    "solar_open": shared_experts.solar,
+    "dots1": shared_experts.dots,
+    "ernie4_5_moe": shared_experts.ernie_moe,
+    "hunyuan_v1_moe": shared_experts.hunyuan_moe,
+    "granitemoe": shared_experts.granite_moe,
+    "granitemoeshared": shared_experts.granite_moe,
+    "llama4_text": shared_experts.llama4,
+    "olmoe": shared_experts.olmoe,
+    "minimax_m2": shared_experts.minimax_m2,
     "deepseek_v2": latent.deepseek_v2,
     "deepseek_v3": latent.deepseek_v3,
     "kimi_k2": latent.deepseek_v3,
+    "glm4_moe_lite": latent.deepseek_v3,
+    "nemotron_h": hybrid.nemotron_h,
+    "granitemoehybrid": hybrid.granite_hybrid,
     "qwen3_next": linear.qwen3_next,
     "qwen3_5": linear.qwen3_5,
     "qwen3_5_text": linear.qwen3_5,
@@ -43,7 +65,7 @@ REFUSED: Final = {
     "ALiBi positions": ("bloom", "mpt"),
     "an encoder": ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "whisper", "marian", "m2m_100", "nllb_moe", "t5gemma"),
     "bidirectional attention": ("bert", "roberta", "deberta", "deberta_v2", "distilbert", "electra", "albert", "modernbert"),
-    "state-space layers": (
+    "Mamba layers beside attention in one layer, or Mamba layers of the first version": (
         "mamba",
         "mamba2",
         "falcon_mamba",
@@ -52,18 +74,40 @@ REFUSED: Final = {
         "bamba",
         "zamba",
         "zamba2",
-        "nemotron_h",
-        "granitemoehybrid",
     ),
-    "linear attention of another kind": ("rwkv", "minimax", "kimi_linear", "recurrent_gemma"),
-    "norms after attention and FFN": ("gemma2", "gemma3_text", "olmo2", "olmo3", "glm4"),
+    "Kimi delta attention, which no release of Megatron-LM has": ("kimi_linear", "glm5_next", "glm5_next_text"),
+    "lightning attention": ("minimax", "minimax_text_01", "minimax_m1", "bailing_hybrid"),
+    "linear attention of another kind": ("rwkv", "recurrent_gemma", "olmo_hybrid", "lfm2", "lfm2_moe"),
+    "norms after attention and FFN": (
+        "gemma2",
+        "gemma3_text",
+        "gemma3",
+        "gemma3n",
+        "gemma3n_text",
+        "gemma4",
+        "gemma4_text",
+        "olmo2",
+        "olmo3",
+        "flex_olmo",
+        "glm4",
+        "exaone4",
+        "exaone_moe",
+        "vaultgemma",
+    ),
     "norms without weights": ("olmo",),
-    "norms of q and k over all heads": ("olmoe", "minimax_m2"),
-    "one norm for parallel attention and FFN": ("gptj", "codegen", "cohere", "cohere2", "phi"),
+    "one norm for parallel attention and FFN": ("gptj", "codegen", "cohere", "cohere2", "cohere2_moe", "phi"),
+    "biases in its norms and output layer, and routing by sparse mixing": ("phimoe",),
+    "a learned activation function (xIELU)": ("apertus",),
+    "two attention layers and a FFN beside the experts in each layer": ("longcat_flash",),
+    "other head sizes in a part of its layers": ("mimo_v2_flash", "step3p5"),
+    "compressed sparse attention and hyper-connections": ("deepseek_v4",),
     "sparse attention": ("deepseek_v32", "glm_moe_dsa"),
-    "attention in chunks": ("llama4_text",),
 }
 """Types that are not modelled, by the part that the options of a GPT in Megatron-LM do not give."""
+
+
+TEXT_MODELS: Final = frozenset({"qwen3_vl", "qwen3_vl_moe", "llama4", "mistral3", "kimi_k25"})
+"""Types with a vision encoder whose language model is read from text_config."""
 
 
 def megatron_model(config: Configuration) -> MegatronModel:
@@ -71,6 +115,9 @@ def megatron_model(config: Configuration) -> MegatronModel:
     kind = config.model_type
     if kind in FAMILIES:
         return FAMILIES[kind](config)
+    if kind in TEXT_MODELS and "text_config" in config.values:
+        text, notes = linear.text_model(config)
+        return megatron_model(text).noting(*notes)
     if "vision_config" in config.values or "audio_config" in config.values:
         raise config.not_expressible(f"inputs other than text (model_type {kind})")
     for what, kinds in REFUSED.items():

@@ -36,10 +36,13 @@ def _deepseek(config: Configuration, *, router: list[Option]) -> MegatronModel:
     if config.flag("attention_bias", False):
         raise config.not_expressible("biases in its multi-latent attention")
     gated, notes = gate(config)
-    plain = Configuration({**config.values, "head_dim": None}, config.name)
+    heads = config.integer("num_attention_heads")
+    # latent attention does not use it; Megatron refuses heads that do not divide the hidden size without it
+    head = config.integer("v_head_dim") if config.integer("hidden_size") % heads else None
+    plain = Configuration({**config.values, "head_dim": head}, config.name)
     return rotary_model(
         config,
-        sizes(plain, groups=config.integer("num_attention_heads")),
+        sizes(plain, groups=heads),
         _latent_attention(config),
         gated,
         rms_norm(config),

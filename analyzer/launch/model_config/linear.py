@@ -44,13 +44,13 @@ def qwen3_next(config: Configuration) -> MegatronModel:
 
 def qwen3_5(config: Configuration) -> MegatronModel:
     """Qwen 3.5: the same layers with a dense FFN."""
-    config, notes = _text_model(config)
+    config, notes = text_model(config)
     return _gated_delta_net(config, [], ffn=config.integer("intermediate_size", 12288)).noting(*notes, _without_mtp(config))
 
 
 def qwen3_5_moe(config: Configuration) -> MegatronModel:
     """Qwen 3.5 with experts in every layer."""
-    config, notes = _text_model(config)
+    config, notes = text_model(config)
     width = config.integer("moe_intermediate_size", 512)
     experts = Experts(
         count=config.integer("num_experts", 256),
@@ -68,7 +68,7 @@ def _without_mtp(config: Configuration) -> str:
     return f"{config.name}: its MTP layer is left out, as in the model class of Hugging Face; add --mtp-num-layers 1 for it."
 
 
-def _text_model(config: Configuration) -> tuple[Configuration, tuple[str, ...]]:
+def text_model(config: Configuration) -> tuple[Configuration, tuple[str, ...]]:
     """The language model of a configuration with a vision encoder, and a note about the encoder."""
     text = config.table("text_config")
     if not text:

@@ -169,10 +169,21 @@ def test_missing_and_wrong_fields_are_named(changed: dict[str, object], part: st
         words(write_config(tmp_path, "meta-llama/Llama-2-7b-hf", **changed))
 
 
+LIKE = {
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "ministral3": "ministral",
+    "granitemoeshared": "granitemoe",
+    "deepseek_v32": "deepseek_v3",
+    "glm_moe_dsa": "deepseek_v3",
+}
+"""Types of which the catalogue has no model, and types with the same fields."""
+
+
 def of_type(kind: str) -> dict[str, object]:
     """The fields of a published model of this type."""
     models = json.loads(CATALOGUE.read_text(encoding="utf-8"))["models"]
-    like = "qwen3_next" if kind.startswith("qwen3_5") else kind  # the catalogue has no model of these types
+    like = "qwen3_next" if kind.startswith("qwen3_5") else LIKE.get(kind, kind)
     return next({**model["config"], "model_type": kind} for model in models.values() if model["config"]["model_type"] == like)
 
 
@@ -299,3 +310,43 @@ def test_the_layers_with_linear_attention(kinds: str, written: str, tmp_path: Pa
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**of_type("qwen3_next"), "num_hidden_layers": len(kinds), "layer_types": names}))
     assert options(words(file))["--linear-attention-freq"] == written
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("gemma3_text", "norms after attention and FFN"),
+        ("kimi_linear", "Kimi delta attention, which no release of Megatron-LM has"),
+        ("minimax", "lightning attention"),
+        ("longcat_flash", "two attention layers"),
+        ("deepseek_v4", "hyper-connections"),
+        ("phimoe", "biases in its norms"),
+    ],
+)
+def test_families_without_layers_in_megatron_are_refused(kind: str, part: str) -> None:
+    with pytest.raises(UnsupportedError, match=part):
+        megatron_model(Configuration({"model_type": kind}, "config.json"))
+
+
+def test_the_language_model_of_a_vision_model_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "qwen3_vl", "text_config": of_type("qwen3_vl_text"), "vision_config": {"depth": 27}}))
+    assert "--qk-layernorm" in options(words(file))
+    assert "vision encoder is left out" in notes(file)
+
+
+def test_nemotron_3_has_the_pattern_of_its_configuration(tmp_path: Path) -> None:
+    names = ["linear_attention", "moe", "full_attention", "mlp"]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**of_type("nemotron_h"), "layers_block_type": names, "moe_latent_size": 512, "n_group": 1}))
+    found = options(words(file))
+    assert found["--hybrid-override-pattern"] == "ME*-"
+    assert found["--moe-latent-size"] == "512"
+    assert found["--position-embedding-type"] == "none"
+
+
+def test_layers_with_experts_are_those_of_mlp_layer_types(tmp_path: Path) -> None:
+    kinds = ["dense", "sparse"] * 23 + ["dense"]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**of_type("glm4_moe_lite"), "mlp_layer_types": kinds}))
+    assert options(words(file))["--moe-layer-freq"].startswith("([0]*1+[1]*1+[0]*1")

@@ -1,0 +1,171 @@
+"""Dense families whose layers are those of Llama with few changes: from a Hugging Face configuration to options of Megatron-LM.
+
+Source of the fields and modules: src/transformers/models/{seed_oss,smollm3,arcee,hunyuan_v1_dense,ernie4_5,ministral,ministral3,
+stablelm}/ of transformers 5.24.0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from analyzer.launch.model_config.common import (
+    MegatronModel,
+    Option,
+    biases,
+    dropout,
+    embeddings,
+    gate,
+    layer_norm,
+    no_gate,
+    rms_norm,
+    rope,
+    rotary_model,
+    sizes,
+    window,
+)
+from analyzer.launch.model_config.configuration import Configuration
+from analyzer.launch.model_config.dense import with_head_size
+
+
+def seed_oss(config: Configuration) -> MegatronModel:
+    """Seed-OSS: biases of q, k and v, and none in the output projection of attention."""
+    inputs, output = config.flag("attention_bias", True), config.flag("attention_out_bias", False)
+    if output and not inputs:
+        raise config.not_expressible("a bias in the output projection of its attention alone")
+    kind: Literal["none", "qkv", "all"] = "all" if output else "qkv" if inputs else "none"
+    linear, notes = biases(config, attention=kind, ffn=config.flag("mlp_bias", False))
+    gated, of_gate = gate(config)
+    return rotary_model(
+        config,
+        sizes(with_head_size(config, 128), groups=config.integer("num_key_value_heads", 8)),
+        gated,
+        rms_norm(config),
+        rope(config),
+        linear,
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0.1), hidden=config.number("residual_dropout", 0.1)),
+        notes=(*notes, *of_gate),
+    )
+
+
+def smollm3(config: Configuration) -> MegatronModel:
+    """SmolLM3: no rotary positions in every fourth layer."""
+    if config.flag("use_sliding_window", False):
+        raise config.not_expressible("sliding windows in a part of its layers")
+    linear, notes = biases(
+        config, attention="all" if config.flag("attention_bias", False) else "none", ffn=config.flag("mlp_bias", False)
+    )
+    gated, of_gate = gate(config)
+    return rotary_model(
+        config,
+        sizes(config, groups=config.integer("num_key_value_heads", 4)),
+        gated,
+        rms_norm(config),
+        rope(config),
+        linear,
+        embeddings(config, tied=True),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        notes=(*notes, *of_gate, without_positions(config)),
+    )
+
+
+def without_positions(config: Configuration) -> str:
+    """The note about layers without rotary positions."""
+    return f"{config.name}: rotary positions are counted in all layers; a part of its layers has none."
+
+
+def arcee(config: Configuration) -> MegatronModel:
+    """Arcee: squared ReLU without a gate."""
+    linear, notes = biases(
+        config, attention="all" if config.flag("attention_bias", False) else "none", ffn=config.flag("mlp_bias", False)
+    )
+    activation, of_activation = no_gate(config, "hidden_act", default="relu2")
+    return rotary_model(
+        config,
+        sizes(config),
+        activation,
+        rms_norm(config, default=1e-5),
+        rope(config),
+        linear,
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        notes=(*notes, *of_activation),
+    )
+
+
+def hunyuan_dense(config: Configuration) -> MegatronModel:
+    """Hunyuan: norms of q and k in each head, after the rotary positions."""
+    linear, notes = biases(config, attention="all" if config.flag("attention_bias", False) else "none", ffn=False)
+    gated, of_gate = gate(config)
+    return rotary_model(
+        config,
+        sizes(config),
+        gated,
+        [("--qk-layernorm",)],
+        rms_norm(config, default=1e-5),
+        rope(config),
+        linear,
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        notes=(*notes, *of_gate),
+    )
+
+
+def ernie(config: Configuration) -> MegatronModel:
+    """ERNIE 4.5, without experts: one flag for all biases."""
+    gated, notes = gate(config)
+    return rotary_model(
+        config,
+        sizes(with_head_size(config, 128), groups=config.integer("num_key_value_heads", 2)),
+        gated,
+        rms_norm(config, default=1e-5),
+        rope(config),
+        [] if config.flag("use_bias", False) else [("--disable-bias-linear",)],
+        embeddings(config, tied=True),
+        dropout(attention=0, hidden=0),
+        notes=notes,
+    )
+
+
+def ministral(config: Configuration) -> MegatronModel:
+    """Ministral, Ministral 3 and the language model of Mistral Small 3: windows in the layers that layer_types names, or in all."""
+    count = config.integer("num_hidden_layers")
+    kinds = config.get("layer_types")
+    named = isinstance(kinds, list) and len(kinds) == count
+    layers = tuple(kind == "sliding_attention" for kind in kinds) if isinstance(kinds, list) and named else (True,) * count
+    gated, notes = gate(config)
+    return rotary_model(
+        config,
+        sizes(config, groups=config.integer("num_key_value_heads", 8)),
+        gated,
+        rms_norm(config, default=1e-5),
+        rope(config),
+        [("--disable-bias-linear",)],
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        window(config, layers, size=config.optional("sliding_window")),
+        notes=notes,
+    )
+
+
+def stablelm(config: Configuration) -> MegatronModel:
+    """StableLM 2: LayerNorm, a gate, rotary positions in a quarter of each head."""
+    if config.flag("qk_layernorm", False):
+        raise config.not_expressible("norms of q and k with other weights in each head")
+    if config.flag("use_parallel_residual", False):
+        raise config.not_expressible("one norm for parallel attention and FFN")
+    linear: list[Option] = [("--disable-bias-linear",)]
+    if config.flag("use_qkv_bias", False):
+        linear.append(("--add-qkv-bias",))
+    gated, notes = gate(config)
+    return rotary_model(
+        config,
+        sizes(config),
+        gated,
+        layer_norm(config, key="layer_norm_eps"),
+        rope(config, share=0.25),
+        linear,
+        embeddings(config, tied=False),
+        dropout(attention=config.number("attention_dropout", 0), hidden=config.number("hidden_dropout", 0)),
+        notes=notes,
+    )
