@@ -35,6 +35,7 @@ def transformer_config(job: TrainingJob) -> Any:
         **_activation_offload(job),
         **_mla(job),
         **_linear_attention(job),
+        **_sparse_attention(job),
         **_fp8(job),
         **_moe(job),
         **_graphs(job),
@@ -232,6 +233,21 @@ def _linear_attention(job: TrainingJob) -> dict[str, Any]:
         "linear_key_head_dim": linear.key_head_dim,
         "linear_value_head_dim": linear.value_head_dim,
         "linear_conv_kernel_dim": linear.conv_kernel_dim,
+    }
+
+
+def _sparse_attention(job: TrainingJob) -> dict[str, Any]:
+    """Return the options of DeepSeek sparse attention. The coefficient of its loss changes values only, unless it is 0."""
+    sparse = job.model.sparse_attention
+    if sparse is None:
+        return {}
+    return {
+        "experimental_attention_variant": "dsa",
+        "dsa_indexer_n_heads": sparse.heads,
+        "dsa_indexer_head_dim": sparse.head_dim,
+        "dsa_indexer_topk": sparse.topk,
+        "dsa_indexer_loss_coeff": 0.01 if sparse.logged else 0.0,
+        "dsa_indexer_use_sparse_loss": sparse.sparse_loss,
     }
 
 

@@ -26,7 +26,7 @@ def layer_spec(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> A
     """Return the layer spec that Megatron selects for `--transformer-impl`. For MoE models: the layer specs of this stage."""
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
-    if job.model.linear_attention is not None:
+    if job.model.linear_attention is not None or job.model.sparse_attention is not None:
         from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
 
         return variants.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=virtual_stage)

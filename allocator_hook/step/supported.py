@@ -16,7 +16,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "qk_layernorm tied_embeddings hidden_dropout attention_dropout bias_activation_fusion bias_dropout_fusion "
         "masked_softmax_fusion attention_softmax_in_fp32 apply_query_key_layer_scaling apply_residual_connection_post_layernorm "
         "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "
-        "linear_attention output_gate "
+        "linear_attention sparse_attention output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
         "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters".split()
     ),
@@ -25,6 +25,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "tiles text_length causal_encoder recompute separate_fields pixel_shuffle".split()
     ),
     "AdapterSpec": frozenset("rank targets dropout".split()),
+    "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss".split()),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "

@@ -57,6 +57,12 @@ class ModuleKind(Enum):
     """The norm of the heads of linear attention, and the product with their gate."""
     ATTENTION_KERNEL = auto()
     ATTENTION_KERNEL_CHECKPOINT = auto()
+    INDEXER = auto()
+    """In sparse attention: the projections whose products choose the keys of each query."""
+    INDEX_LOSS = auto()
+    """In sparse attention: the choice of keys, and the loss of the indexer."""
+    CHOSEN_ATTENTION = auto()
+    """In sparse attention: attention of each query to the chosen keys."""
     OUTPUT_GATE = auto()
     """The product of the output of full attention with its gate."""
     ATTENTION_OUTPUT = auto()

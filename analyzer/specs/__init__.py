@@ -27,6 +27,7 @@ from analyzer.specs.model import (
     ModelSpec,
     VisionEncoder,
     VisionSpec,
+    SparseAttentionSpec,
 )
 from analyzer.specs.moe import FlexSpec, MoeSpec
 from analyzer.specs.optimizer import OPTIMIZERS, FsdpSpec, MuonSpec, OffloadSpec, OptimizerFacts, OptimizerSpec
@@ -75,6 +76,7 @@ __all__ = [
     "QuantizationSpec",
     "RecomputeSpec",
     "SoftwareSpec",
+    "SparseAttentionSpec",
     "TrainingFlags",
     "TrainingJob",
     "VisionEncoder",

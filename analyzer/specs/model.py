@@ -88,6 +88,22 @@ class LinearAttentionSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SparseAttentionSpec:
+    """DeepSeek sparse attention: an indexer chooses the keys of each query (`--experimental-attention-variant dsa`)."""
+
+    heads: int
+    """Heads of the indexer."""
+    head_dim: int
+    """Elements of a query or key of the indexer."""
+    topk: int
+    """Keys that are chosen for each query, or all if a sequence has fewer."""
+    logged: bool = True
+    """The loss of the indexer has a coefficient above 0, and is kept for the log."""
+    sparse_loss: bool = False
+    """The loss compares the chosen keys only (`--dsa-indexer-use-sparse-loss`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockSpec:
     """One decoder layer of a model whose layers differ (`--heterogeneous-layers-config-path`)."""
 
@@ -262,6 +278,8 @@ class ModelSpec:
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     linear_attention: LinearAttentionSpec | None = None
+    sparse_attention: SparseAttentionSpec | None = None
+    """Set if multi-latent attention is sparse in every layer."""
     output_gate: bool = False
     """The output of attention is multiplied by a gate that the query/key/value projection computes too
     (`--attention-output-gate`). Linear attention has a gate in any case."""

@@ -26,7 +26,7 @@ _OTHER_MODEL: Final = "models with it cannot be analyzed; give the launch of a G
 
 MODELLED_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "DDP_impl": ("local",),
-    "experimental_attention_variant": ("gated_delta_net",),
+    "experimental_attention_variant": ("gated_delta_net", "dsa"),
     "megatron_fsdp_main_params_dtype": ("fp32",),
     "optimizer": tuple(OPTIMIZERS),
     "position_embedding_type": ("learned_absolute", "rope", "yarn", "none"),
@@ -54,7 +54,7 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "pipeline_model_parallel_split_rank": ("encoder ranks are not modelled", _WITHOUT),
     "standalone_embedding_stage": ("a separate pipeline stage for the embedding is not modelled", _WITHOUT),
     # attention
-    "experimental_attention_variant": ("this attention variant is not modelled", "use gated_delta_net, or leave it out"),
+    "experimental_attention_variant": ("this attention variant is not modelled", "use gated_delta_net or dsa, or leave it out"),
     "mtp_use_repeated_layer": ("one MTP layer for all depths is not modelled", _OTHER_MODEL),
     "mamba_training_ssm_states_dtype": ("states of Mamba layers in another type are not modelled", _WITHOUT),
     "mtp_hybrid_override_pattern": ("this option for old checkpoints is not modelled", "write / and the MTP layers in the pattern"),

@@ -102,6 +102,10 @@ def _output_projection(shapes: Shapes) -> Module:
 
 def _kernel(shapes: Shapes) -> Module:
     """Core attention, with the tensors that recomputed up projections and a checkpoint add."""
+    if shapes.model.sparse_attention is not None:
+        from analyzer.modules.attention.sparse_attention import sparse_attention
+
+        return sparse_attention(shapes)
     kernel = replace(_core(shapes), parameters=sinks(shapes))
     if shapes.recompute_core_attention:
         return _checkpointed(shapes, kernel)
@@ -134,7 +138,7 @@ def _checkpointed(shapes: Shapes, kernel: Module) -> Module:
 
 def _saves_kernel_output(shapes: Shapes) -> bool:
     """Whether the output projection saves the kernel's own output."""
-    if shapes.recompute_core_attention or shapes.model.attention_backend == "unfused":
+    if shapes.recompute_core_attention or shapes.model.attention_backend == "unfused" or shapes.model.sparse_attention is not None:
         return False
     return shapes.model.attention_backend == "fused" or shapes.b == 1
 

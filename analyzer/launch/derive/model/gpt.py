@@ -16,6 +16,7 @@ from analyzer.launch.derive.model.families import facts_of, local_attention
 from analyzer.launch.derive.model.linear_attention import linear_attention_spec, output_gate
 from analyzer.launch.derive.model.mla import mla_spec
 from analyzer.launch.derive.model.mtp import mtp_layers
+from analyzer.launch.derive.model.sparse_attention import sparse_attention_spec
 from analyzer.launch.derive.model.window import read_window, softmax_type
 from analyzer.launch.derive.reading import RELEASE_2023, option, positive, share, since, switched_on, text
 from analyzer.specs import Activation, AttentionBackend, CrossEntropy, Implementation, MlaSpec, ModelSpec, ParallelSpec
@@ -82,6 +83,7 @@ def model_spec(
         fp16_lm_cross_entropy=switched_on(arguments, "fp16_lm_cross_entropy"),
         mla=mla,
         linear_attention=linear_attention_spec(arguments, num_layers=shape.num_layers),
+        sparse_attention=sparse_attention_spec(arguments),
         output_gate=output_gate(arguments),
         **attention,
     )

@@ -21,7 +21,7 @@ _FREQUENCY = "linear_attention_freq"
 
 def linear_attention_spec(arguments: Arguments, *, num_layers: int) -> LinearAttentionSpec | None:
     """Sizes of a gated delta net; None without it. Raises InputError for options that it excludes, and for a missing pattern."""
-    if arguments.get("experimental_attention_variant") is None:
+    if arguments.get("experimental_attention_variant") != "gated_delta_net":
         return None
     named = option(arguments, "experimental_attention_variant")
     if text(arguments, "transformer_impl", "transformer_engine") == "local" or switched_on(arguments, "use_legacy_models"):
