@@ -194,6 +194,8 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     vision = job.model.vision
     in_torch |= {ModuleKind.PATCHES} if vision is not None and vision.kind in RADIO else FROM_START
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
+    in_torch |= FROM_START if context.te else LINEAR
+    in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused or job.model.sparse_attention is not None else FROM_START
     # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two
     fp8 = job.precision.fp8
     in_fp4 = (
@@ -365,7 +367,7 @@ def _mla_rope_tables(context: _Context) -> Iterator[Workspace]:
     job, shapes, mla = context.job, context.shapes, context.job.model.mla
     if mla is None:
         return
-    layers = context.latent_layers
+    layers = context.latent_layers * (1 if job.model.sparse_attention is None else 2)  # indexers have tables of their own
     width = mla.qk_pos_emb_head_dim
     table = round_up(4 * shapes.s * width, BLOCK)
     cached = min(layers, MAX_ROPE_TABLES)
