@@ -57,8 +57,10 @@ class ModuleKind(Enum):
     """The norm of the heads of linear attention, and the product with their gate."""
     ATTENTION_KERNEL = auto()
     ATTENTION_KERNEL_CHECKPOINT = auto()
-    INDEXER = auto()
-    """In sparse attention: the projections whose products choose the keys of each query."""
+    INDEX_PROJECTION = auto()
+    """In sparse attention: a linear layer of the indexer, whose products choose the keys of each query."""
+    INDEX_NORM = auto()
+    """In sparse attention: the norm of the keys of the indexer, and its rotation."""
     INDEX_LOSS = auto()
     """In sparse attention: the choice of keys, and the loss of the indexer."""
     CHOSEN_ATTENTION = auto()
@@ -130,6 +132,7 @@ LINEAR: Final = frozenset(
         ModuleKind.QKV,
         *LATENT_PROJECTIONS,
         ModuleKind.LINEAR_ATTENTION_INPUT,
+        ModuleKind.INDEX_PROJECTION,
         ModuleKind.KV_PROJECTION,
         ModuleKind.ATTENTION_OUTPUT,
         ModuleKind.MIXER_IN,

@@ -10,12 +10,13 @@ Source: `DSAttention`, `DSAIndexer`, `FusedDSAIndexerLoss` and `unfused_dsa_fn`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from analyzer.modules.attention.core_attention import ATTENTION
 from analyzer.modules.attention.latent_projections import compressed, maker_of_queries, mla_of
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.linear import weight_gradient
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor, largest
 from analyzer.specs import MlaSpec, SparseAttentionSpec
@@ -101,67 +102,79 @@ def sparse_attention(shapes: Shapes) -> Module:
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
         forward_workspace=(indexed.mask("mask of the scores"),),
-        children=(_indexer(indexed), _index_loss(indexed), _kernel(indexed)),
+        children=(*_indexer(indexed), _index_loss(indexed), _kernel(indexed)),
         source="DSAttention",
     )
 
 
-def _indexer(indexed: Indexed) -> Module:
-    """Queries, keys and weights of the indexer, the same on each tensor-parallel rank. Its inputs have no gradients."""
+def _indexer(indexed: Indexed) -> tuple[Module, ...]:
+    """Queries, keys and weights of the indexer, the same on each tensor-parallel rank. Its inputs have no gradients.
+
+    Under sequence parallelism they are gathered and saved. Otherwise other modules save them too.
+    """
+    shapes, spec, rank = indexed.shapes, indexed.spec, indexed.mla.q_lora_rank
+    hidden = shapes.model.hidden_size
+    states = shapes.hidden("gathered hidden states", gathered=True)
+    latents = replace(states, name="gathered input of the queries")
+    if rank is not None:
+        latents = compressed(shapes, latents.name, rank, gathered=True)
+    joined = tuple(indexed.index_query(f"index queries {step}") for step in ("rotated", "joined"))
+    return (
+        _projection(indexed, "linear_wq_b", (spec.heads * spec.head_dim, rank or hidden), reads=latents, beside=joined),
+        _projection(indexed, "linear_wk", (spec.head_dim, hidden), reads=states),
+        _prepared(indexed),
+        _projection(indexed, "linear_weights_proj", (spec.heads, hidden)),
+    )
+
+
+def _projection(
+    indexed: Indexed, name: str, shape: tuple[int, int], *, reads: Tensor | None = None, beside: tuple[Tensor, ...] = ()
+) -> Module:
+    """A linear layer that is not split. `reads`: its input, if no projection before it gathered that."""
+    shapes = indexed.shapes
+    gathers = shapes.sp and reads is not None
+    output = shapes.wide("output", shape[0], "width")
+    return Module(
+        name=name,
+        kind=ModuleKind.INDEX_PROJECTION,
+        function=True,
+        parameters=(Parameter(name="weight", shape=shape, dtype=shapes.dtype, sequence_parallel=shapes.sp),),
+        saved=(reads,) if gathers and reads is not None else (),
+        forward_workspace=(output, *beside),
+        backward_workspace=(*indexed.waiting, replace(output, name="output gradient"), *beside, *weight_gradient(shapes, shape)),
+        collectives=shapes.tp("all_gather", "forward", width=shape[1]) if gathers else (),
+        source="TELinear, duplicated, without an input gradient",
+    )
+
+
+def _prepared(indexed: Indexed) -> Module:
+    """The LayerNorm of the keys, and the rotation of queries and keys with tables of its own."""
     shapes, spec = indexed.shapes, indexed.spec
-    position = indexed.mla.qk_pos_emb_head_dim
     tables = tuple(
-        Tensor(name=f"{which} of index {what}", shape=(shapes.s, 1, 1, position), dtype=shapes.dtype, formula="2·s·d")
+        Tensor(
+            name=f"{which} of index {what}",
+            shape=(shapes.s, 1, 1, indexed.mla.qk_pos_emb_head_dim),
+            dtype=shapes.dtype,
+            formula="2·s·d",
+        )
         for what in ("queries", "keys")
         for which in ("cos", "sin")
     )
     statistics = tuple(shapes.statistics(name, shapes.s * shapes.b) for name in ("mu", "rsigma"))
+    summed = shapes.t > 1
     return Module(
-        name="indexer",
-        kind=ModuleKind.INDEXER,
+        name="k_norm",
+        kind=ModuleKind.INDEX_NORM,
         function=True,
-        parameters=_parameters(indexed),
-        saved=(*_gathered(indexed), *tables, indexed.index_key("keys before their norm"), *statistics),
-        forward_workspace=tuple(indexed.index_query(f"index queries {step}") for step in ("projected", "rotated", "joined")),
-        backward_workspace=(
-            *indexed.waiting,
-            *(indexed.index_query(f"gradient of index queries {step}") for step in ("joined", "rotated", "projected")),
+        parameters=tuple(
+            Parameter(name=name, shape=(spec.head_dim,), dtype=shapes.dtype, sequence_parallel=summed and shapes.sp)
+            for name in ("weight", "bias")
         ),
-        collectives=_gathers(indexed),
-        source=f"DSAIndexer, {spec.heads} heads",
+        saved=(*tables, indexed.index_key("keys before their norm"), *statistics),
+        forward_workspace=(indexed.index_query("index queries"),),
+        backward_workspace=(*indexed.waiting, indexed.index_query("gradient of index queries")),
+        source="DSAIndexer",
     )
-
-
-def _parameters(indexed: Indexed) -> tuple[Parameter, ...]:
-    shapes, spec = indexed.shapes, indexed.spec
-    hidden = shapes.model.hidden_size
-    queries = hidden if indexed.mla.q_lora_rank is None else indexed.mla.q_lora_rank
-    matrices = (
-        ("linear_wq_b.weight", (spec.heads * spec.head_dim, queries)),
-        ("linear_wk.weight", (spec.head_dim, hidden)),
-        ("k_norm.weight", (spec.head_dim,)),
-        ("k_norm.bias", (spec.head_dim,)),
-        ("linear_weights_proj.weight", (spec.heads, hidden)),
-    )
-    return tuple(Parameter(name=name, shape=shape, dtype=shapes.dtype, sequence_parallel=shapes.sp) for name, shape in matrices)
-
-
-def _gathered(indexed: Indexed) -> tuple[Tensor, ...]:
-    """Under sequence parallelism the inputs of the indexer are gathered and saved. Otherwise other modules save them too."""
-    shapes, rank = indexed.shapes, indexed.mla.q_lora_rank
-    if not shapes.sp:
-        return ()
-    queries = shapes.hidden("gathered hidden states for queries", gathered=True)
-    if rank is not None:
-        queries = compressed(shapes, "gathered compressed queries", rank, gathered=True)
-    return (shapes.hidden("gathered hidden states", gathered=True), queries)
-
-
-def _gathers(indexed: Indexed) -> tuple[Collective, ...]:
-    shapes, rank = indexed.shapes, indexed.mla.q_lora_rank
-    if not shapes.sp:
-        return ()
-    return (*shapes.tp("all_gather", "forward"), *shapes.tp("all_gather", "forward", width=rank))
 
 
 def _index_loss(indexed: Indexed) -> Module:

@@ -20,6 +20,7 @@ from analyzer.specs.rules.linear_attention import linear_attention_violations
 from analyzer.specs.rules.model import model_violations, sequence_violations
 from analyzer.specs.rules.quantized import quantized_violations
 from analyzer.specs.rules.sizes import parallel_violations
+from analyzer.specs.rules.sparse_attention import sparse_attention_violations
 from analyzer.specs.rules.stages import stage_violations
 from analyzer.specs.rules.violation import Violation
 
@@ -52,5 +53,6 @@ def violations(job: TrainingJob) -> Iterator[Violation]:
         failure_violations(job),
         quantized_violations(job),
         linear_attention_violations(job),
+        sparse_attention_violations(job),
         family_violations(job),
     )

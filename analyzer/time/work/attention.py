@@ -23,7 +23,7 @@ OUTSIDE_CHECKPOINT: Final = frozenset({ROTATION, COPIES})
 def attention_kernel(context: WorkContext) -> Work:
     """Fused attention, or the batched GEMMs and the softmax of unfused attention."""
     unfused = context.inputs.model.attention_backend == "unfused"
-    before = _rotation_of_latents(context) if context.inputs.model.mla is not None else joined(_rotation(context), _copies(context))
+    before = rotation_of_latents(context) if context.inputs.model.mla is not None else joined(_rotation(context), _copies(context))
     return joined(before, _unfused(context) if unfused else _fused(context))
 
 
@@ -161,7 +161,7 @@ def _copies(context: WorkContext) -> Work:
     return Work(forward, (joined_gradients,))
 
 
-def _rotation_of_latents(context: WorkContext) -> Work:
+def rotation_of_latents(context: WorkContext) -> Work:
     """Multi-latent attention: the rotated parts of queries and keys, and the assembly of queries, keys and values.
 
     The fused kernels rotate queries in place, and write keys and values from the output of the projection

@@ -11,6 +11,8 @@ from analyzer.modules.kinds import LINEAR, ModuleKind
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.time.work import elementwise, experts, linear_attention, mamba
+from analyzer.modules.tree import Module
+from analyzer.time.work import elementwise, experts, linear_attention, mamba, sparse_attention
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, MemoryBound, Work
@@ -165,6 +167,10 @@ _OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
     ModuleKind.Q_NORM: elementwise.head_norm,
     ModuleKind.K_NORM: elementwise.head_norm,
     ModuleKind.ATTENTION_KERNEL: lambda _, context: attention_kernel(context),
+    ModuleKind.INDEX_PROJECTION: sparse_attention.projection,
+    ModuleKind.INDEX_NORM: sparse_attention.prepared,
+    ModuleKind.INDEX_LOSS: sparse_attention.index_loss,
+    ModuleKind.CHOSEN_ATTENTION: sparse_attention.chosen_attention,
     ModuleKind.OUTPUT_GATE: lambda _, context: elementwise.output_gate(context),
     ModuleKind.LINEAR_ATTENTION_INPUT: linear_attention.input_projection,
     ModuleKind.CONVOLUTION: linear_attention.convolution,

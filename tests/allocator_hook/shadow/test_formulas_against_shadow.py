@@ -98,6 +98,17 @@ DEEPSEEK = (
     "--moe-router-pre-softmax --moe-router-enable-expert-bias --moe-router-dtype fp32 --moe-permute-fusion "
     "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4 --mtp-num-layers 1 "
 )
+SPARSE = (
+    "--position-embedding-type rope --no-rope-fusion --swiglu --normalization RMSNorm --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --qk-layernorm --multi-latent-attention "
+    "--q-lora-rank 192 --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 "
+    "--experimental-attention-variant dsa --dsa-indexer-n-heads 4 --dsa-indexer-head-dim 64 --dsa-indexer-topk 256 "
+    "--dsa-indexer-loss-coeff 0.01 "
+)
+SPARSE_EXPERTS = (
+    f"{SPARSE} --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
+    "--moe-ffn-hidden-size 256 --moe-shared-expert-intermediate-size 256"
+)
 OVERLAPPED = "--overlap-moe-expert-parallel-comm --global-batch-size 64 --vocab-size 500"
 """A small vocabulary, so that the peak is in a layer."""
 INTERLEAVED = "--num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2"
@@ -283,6 +294,30 @@ GRID = {
     "qwen3-next, mtp": f"--bf16 {QWEN3_NEXT} --mtp-num-layers 1 --vocab-size 9999",
     "qwen3-next, tp2 sp, recomputed, pp2": f"--bf16 {QWEN3_NEXT} {SPLIT} --expert-tensor-parallel-size 1 --num-layers 8 "
     "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+    "sparse attention": f"--bf16 {SPARSE}",
+    "sparse attention, rope": f"--bf16 {SPARSE} --rope-type rope --vocab-size 500",
+    "sparse attention, one sample": f"--bf16 {SPARSE} --micro-batch-size 1",
+    "sparse attention, tp2": f"--bf16 {SPARSE} --tensor-model-parallel-size 2",
+    "sparse attention, tp4 sp": f"--bf16 {SPARSE} --tensor-model-parallel-size 4 --sequence-parallel",
+    "sparse attention, tp2 sp pp2": f"--bf16 {SPARSE} {SPLIT} --vocab-size 500",
+    "sparse attention, pp4": f"--bf16 {SPARSE} --pipeline-model-parallel-size 4 --vocab-size 500",
+    "sparse attention, interleaved": f"--bf16 {SPARSE} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+    "sparse attention, no query compression": f"--bf16 {SPARSE.replace('--q-lora-rank 192 ', '')}",
+    "sparse attention, no query compression, tp2 sp": f"--bf16 {SPARSE.replace('--q-lora-rank 192 ', '')} "
+    "--tensor-model-parallel-size 2 --sequence-parallel",
+    "sparse attention, no norms of latents": f"--bf16 {SPARSE.replace('--qk-layernorm ', '')}",
+    "sparse attention, sparse loss": f"--bf16 {SPARSE} --dsa-indexer-use-sparse-loss",
+    "sparse attention, no loss, all keys": f"--bf16 {SPARSE} --dsa-indexer-loss-coeff 0 --dsa-indexer-topk 4096",
+    "sparse attention, many index heads": f"--bf16 {SPARSE} --dsa-indexer-n-heads 16 --vocab-size 500",
+    "sparse attention, few heads": f"--bf16 {SPARSE} --num-attention-heads 2 --dsa-indexer-n-heads 1 --vocab-size 500",
+    "sparse attention, short": f"--bf16 {SPARSE} --seq-length 128 --dsa-indexer-topk 64 --vocab-size 500",
+    "sparse attention, experts": f"--bf16 {SPARSE_EXPERTS} --expert-model-parallel-size 2",
+    "sparse attention, experts, tp2 sp": f"--bf16 {SPARSE_EXPERTS} --tensor-model-parallel-size 2 --sequence-parallel "
+    "--expert-tensor-parallel-size 1",
+    "sparse attention, recomputed mlp": f"--bf16 {SPARSE} --recompute-granularity selective --recompute-modules mlp",
+    "sparse attention, recomputed": f"--bf16 {SPARSE} --recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 1",
+    "sparse attention, layer norms, dropout": f"--bf16 {SPARSE} --normalization LayerNorm --hidden-dropout 0.1",
     "llama, output gate": f"--bf16 {LLAMA} {GATED}",
     "llama, output gate, tp2 sp pp2, flash attention": f"--bf16 {LLAMA} {GATED} {SPLIT} --attention-backend flash",
     "llama, output gate, unfused attention": f"--bf16 {LLAMA} {GATED} --attention-backend unfused",
@@ -396,6 +431,8 @@ SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTE
     **dict.fromkeys((name for name in GRID if "fp4" in name), "0.16"),
     # the first release with linear attention and output gates
     **dict.fromkeys((name for name in GRID if name.startswith(("delta net", "qwen3-next")) or "output gate" in name), "0.16"),
+    # the first release that builds layers with sparse attention
+    **dict.fromkeys((name for name in GRID if name.startswith("sparse attention")), "0.18"),
     # the first release with Muon
     "gpt, muon": "0.16",
     "llama, dist_muon": "0.16",
@@ -416,6 +453,8 @@ UNTIL = {
     "gpt, local graphs": "0.18",
     # later releases convolve and normalize other tensors
     **dict.fromkeys((name for name in GRID if name.startswith(("delta net", "qwen3-next"))), "0.18"),
+    # later releases have other kernels
+    **dict.fromkeys((name for name in GRID if name.startswith("sparse attention")), "0.19"),
     # --muon-use-nesterov has another name
     "llama, dist_muon": "0.18",
     # megatron-core stops: "Chunk mismatch" in ChunkOffloadHandler
