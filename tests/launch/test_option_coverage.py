@@ -100,6 +100,8 @@ VARIANTS = [
     "--heterogeneous-layers-config-path config.json",
     "--is-hybrid-model",
     "--squared-relu --no-bias-gelu-fusion",
+    "--experimental-attention-variant dsa --multi-latent-attention --no-rope-fusion --dsa-indexer-n-heads 4 "
+    "--dsa-indexer-head-dim 64 --dsa-indexer-topk 256 --dsa-indexer-loss-coeff 0.01 --dsa-indexer-use-sparse-loss",
     "--experimental-attention-variant gated_delta_net --linear-attention-freq 4 --swiglu --attention-output-gate",
 ]
 
@@ -111,7 +113,7 @@ def test_modelled_options_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr("analyzer.launch.build.option_violations", lambda *_: ())
     read: set[str] = set()
-    for release in ("2023", "0.7.0", "0.16.1", "0.19.0"):
+    for release in ("2023", "0.7.0", "0.16.1", "0.18.2", "0.19.0"):
         for variant, precision in [*((variant, "--bf16") for variant in VARIANTS), ("", "--fp16")]:
             try:
                 arguments = arguments_of(f"{BASE.replace('--bf16', precision)} {variant}", release=release)

@@ -20,7 +20,6 @@ NET = "--swiglu --experimental-attention-variant gated_delta_net --linear-attent
         (f"{NET} --linear-conv-kernel-dim 5", "2 to 4"),
         (NET.replace("--swiglu", ""), "add --swiglu"),
         (f"{NET} --linear-attention-freq [1,1]", "lists 2 layers"),
-        ("--experimental-attention-variant dsa", "not modelled"),
         (
             "--attention-output-gate --group-query-attention --num-query-groups 2 --tensor-model-parallel-size 4",
             "fails in this release",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.derive.reading import number, option, positive, since, switched_on, text
+from analyzer.launch.derive.reading import number, option, positive, since, switched_on
 from analyzer.specs import SparseAttentionSpec
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ def sparse_attention_spec(arguments: Arguments) -> SparseAttentionSpec | None:
     _check_release(arguments, named)
     if not switched_on(arguments, "multi_latent_attention"):
         raise InputError(named, "dsa needs multi-latent attention", "add --multi-latent-attention")
-    if text(arguments, "transformer_impl", "transformer_engine") != "transformer_engine":
-        raise InputError(named, "dsa needs layers of Transformer Engine", "use --transformer-impl transformer_engine")
     if not switched_on(arguments, "bf16"):
         raise InputError(named, "the indexer of dsa needs 16-bit activations in bfloat16", "add --bf16")
     coefficient = number(arguments, _COEFFICIENT, -1.0)
