@@ -52,6 +52,8 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "deepseek_v2": latent.deepseek_v2,
     "deepseek_v3": latent.deepseek_v3,
     "kimi_k2": latent.deepseek_v3,
+    "deepseek_v32": latent.deepseek_sparse,
+    "glm_moe_dsa": latent.deepseek_sparse,
     "glm4_moe_lite": latent.deepseek_v3,
     "nemotron_h": hybrid.nemotron_h,
     "granitemoehybrid": hybrid.granite_hybrid,
@@ -101,7 +103,6 @@ REFUSED: Final = {
     "two attention layers and a FFN beside the experts in each layer": ("longcat_flash",),
     "other head sizes in a part of its layers": ("mimo_v2_flash", "step3p5"),
     "compressed sparse attention and hyper-connections": ("deepseek_v4",),
-    "sparse attention": ("deepseek_v32", "glm_moe_dsa"),
 }
 """Types that are not modelled, by the part that the options of a GPT in Megatron-LM do not give."""
 

@@ -1,9 +1,11 @@
-"""Families with multi-latent attention, DeepSeek-V2, DeepSeek-V3, Moonlight and Kimi K2: to options of Megatron-LM.
+"""Families with multi-latent attention, DeepSeek-V2, V3, V3.2, Moonlight, Kimi K2 and GLM-5: to options of Megatron-LM.
 
 Source of the fields and modules: src/transformers/models/deepseek_v2, deepseek_v3 of transformers 5.23.0.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from analyzer.launch.model_config.common import (
     MegatronModel,
@@ -30,6 +32,25 @@ def deepseek_v2(config: Configuration) -> MegatronModel:
 def deepseek_v3(config: Configuration) -> MegatronModel:
     """DeepSeek-V3, R1, Moonlight and Kimi K2: sigmoid scores with a correction bias."""
     return _deepseek(config, router=sigmoid_router(config))
+
+
+def deepseek_sparse(config: Configuration) -> MegatronModel:
+    """DeepSeek-V3.2 and GLM-5: an indexer chooses the keys of each query. Megatron-LM needs a coefficient for its loss."""
+    kinds = config.get("indexer_types")
+    if isinstance(kinds, list) and any(kind != "full" for kind in kinds):
+        raise config.not_expressible("layers that use the keys that another layer chose")
+    if not config.values.get("mlp_layer_types"):
+        config = Configuration({"first_k_dense_replace": 3, **config.values}, config.name)
+    model = _deepseek(config, router=sigmoid_router(config))
+    options: list[Option] = [
+        ("--experimental-attention-variant", "dsa"),
+        ("--dsa-indexer-n-heads", str(config.integer("index_n_heads", 64))),
+        ("--dsa-indexer-head-dim", str(config.integer("index_head_dim", 128))),
+        ("--dsa-indexer-topk", str(config.integer("index_topk", 2048))),
+        ("--dsa-indexer-loss-coeff", "0.01"),
+    ]
+    plain = tuple(option for option in model.options if option != ("--no-rope-fusion",))
+    return replace(model, options=(*plain, ("--no-rope-fusion",), *options))
 
 
 def _deepseek(config: Configuration, *, router: list[Option]) -> MegatronModel:
