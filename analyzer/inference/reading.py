@@ -101,6 +101,10 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     )
     if training.model.hybrid is not None:
         raise UnsupportedError("--hybrid-layer-pattern", "inference of Mamba hybrids is not modelled", "use a GPT")
+    if training.model.sparse_attention is not None or training.model.linear_attention is not None:
+        raise UnsupportedError(
+            "--experimental-attention-variant", "inference with sparse or linear attention is not modelled", "use a GPT without it"
+        )
     if training.model.family != "gpt":
         raise UnsupportedError(arguments.entry or "the script", "trains no GPT, and only GPTs generate text", "use pretrain_gpt.py")
     spec = inference_spec(arguments, script, options.inference, options.quantize, model=training.model)

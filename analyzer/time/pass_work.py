@@ -22,6 +22,7 @@ from analyzer.time.work.context import WorkContext, work_context
 from analyzer.time.work.kernels import Attention, Gemm, Kernel
 from analyzer.time.work.linear import gathers_outside_userbuffers, quantized_weight_bytes
 from analyzer.time.work.of_module import work_of
+from analyzer.time.work.sparse_attention import LOSS_OF_INDEXER
 
 Exposure = Literal["full", "userbuffers", "kernels", "microbatch"]
 """What hides a message: nothing, the GEMM that it is split with, other kernels of its module, or another microbatch."""
@@ -194,9 +195,10 @@ def _add_compute(total: _Total, operation: Operation, context: WorkContext, capt
     work = work_of(operation.module, context.outside_userbuffers if separate else context)
     forward = operation.phase != "backward"
     in_checkpoint = operation.phase == "recompute" and capture.runs_in(ModuleKind.ATTENTION_KERNEL_CHECKPOINT)
+    absent = OUTSIDE_CHECKPOINT if in_checkpoint else LOSS_OF_INDEXER if operation.without_gradients else frozenset()
     launches = 0
     for kernel in work.forward if forward else work.backward:
-        if not (in_checkpoint and kernel.name in OUTSIDE_CHECKPOINT):
+        if kernel.name not in absent:
             total.kernels[kernel] += 1
             launches += kernel.launches
     captured = capture.share(operation.module)
