@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from analyzer import analyze_inference
+from analyzer.errors import UnsupportedError
 from analyzer.modules.attention.latent_attention import latent_attention
 from analyzer.modules.shapes import shapes_of
 from analyzer.predict import predict
@@ -60,3 +62,19 @@ def test_the_indexer_adds_the_score_matrices_of_its_heads() -> None:
     few, many = (predict(job(f"--micro-batch-size 1 --dsa-indexer-n-heads {heads}")).ranks[0].memory for heads in (32, 64))
     matrices = 32 * 1024 * 1024 * (3 * 4 + 1)
     assert matrices <= many.peak_allocated_bytes - few.peak_allocated_bytes < 1.1 * matrices
+
+
+@pytest.mark.parametrize("name", ["zai-org/GLM-5", "Qwen/Qwen3-Next-80B-A3B-Instruct"])
+def test_inference_is_refused(name: str) -> None:
+    line = [
+        "--nproc-per-node",
+        "8",
+        "--info-model",
+        name,
+        "--info-megatron",
+        "0.18.2",
+        "--info-inference",
+        "batch=1,prompt=9,generate=9",
+    ]
+    with pytest.raises(UnsupportedError, match="inference with sparse or linear attention"):
+        analyze_inference(line, environ={}, folder="/nowhere")
