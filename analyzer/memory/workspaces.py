@@ -194,8 +194,6 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     vision = job.model.vision
     in_torch |= {ModuleKind.PATCHES} if vision is not None and vision.kind in RADIO else FROM_START
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
-    in_torch |= FROM_START if context.te else LINEAR
-    in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
     in_torch |= kinds & {ModuleKind.INDEX_LOSS, ModuleKind.CHOSEN_ATTENTION}
     # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two
     fp8 = job.precision.fp8

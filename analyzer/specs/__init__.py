@@ -25,9 +25,9 @@ from analyzer.specs.model import (
     LinearAttentionSpec,
     MlaSpec,
     ModelSpec,
+    SparseAttentionSpec,
     VisionEncoder,
     VisionSpec,
-    SparseAttentionSpec,
 )
 from analyzer.specs.moe import FlexSpec, MoeSpec
 from analyzer.specs.optimizer import OPTIMIZERS, FsdpSpec, MuonSpec, OffloadSpec, OptimizerFacts, OptimizerSpec

@@ -10,8 +10,6 @@ from typing import Final
 from analyzer.modules.kinds import LINEAR, ModuleKind
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.tree import Module, Tensor, total_bytes
-from analyzer.time.work import elementwise, experts, linear_attention, mamba
-from analyzer.modules.tree import Module
 from analyzer.time.work import elementwise, experts, linear_attention, mamba, sparse_attention
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
