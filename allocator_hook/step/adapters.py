@@ -46,8 +46,16 @@ def _forward(module: Any, frozen_layer: Any, x: Any, *args: Any, **keywords: Any
         output, bias = found
         if isinstance(output, tuple):
             output, x = output
-    adapted = module.adapter(x.contiguous())
+    adapted = module.adapter(x.contiguous(), *args)
     return output + adapted.reshape(output.shape), bias
+
+
+def _grouped(layer: Any, inputs: int, outputs: int, config: Any) -> Any:
+    """The projections of an adapter for each expert (`LoraParallelLinear` of ms-swift)."""
+    from megatron.core.extensions.transformer_engine import TEGroupedLinear
+
+    options = {"parallel_mode": None, "config": config, "init_method": torch.nn.init.xavier_normal_}
+    return TEGroupedLinear(layer.num_gemms, inputs, outputs, bias=False, skip_bias_add=False, is_expert=True, **options)
 
 
 def _sum_over_experts(gradient: Any) -> Any:
@@ -74,6 +82,12 @@ class _Adapter(torch.nn.Module):
         rows, columns = (layer.out_features, layer.in_features) if grouped else layer.weight.shape
         options = {"config": whole, "bias": False, "init_method": torch.nn.init.xavier_normal_, "is_expert": grouped}
         self._exchanges = config.sequence_parallel and not grouped
+        self._per_expert = grouped and adapters.per_expert
+        if self._per_expert:
+            self.linear_in = _grouped(layer, columns, adapters.rank, whole)
+            self.linear_out = _grouped(layer, adapters.rank, rows, whole)
+            self._finish(adapters, config)
+            return
         if self._split_input:
             columns *= tensor
             self.linear_in = RowParallelLinear(columns, adapters.rank, input_is_parallel=True, skip_bias_add=True, **options)
@@ -87,18 +101,25 @@ class _Adapter(torch.nn.Module):
                 layer.return_layernorm_output_gathered = config.sequence_parallel
                 self._exchanges = False
         self.linear_out = ColumnParallelLinear(adapters.rank, rows, gather_output=self._split_input, **options)
-        self.dropout = torch.nn.Dropout(0.1) if adapters.dropout else torch.nn.Identity()
         if grouped and config.expert_model_parallel_size > 1:
             for projection in (self.linear_in, self.linear_out):
                 projection.weight.register_hook(_sum_over_experts)
+        self._finish(adapters, config)
+
+    def _finish(self, adapters: AdapterSpec, config: Any) -> None:
+        self.dropout = torch.nn.Dropout(0.1) if adapters.dropout else torch.nn.Identity()
         if config.bf16 or config.fp16:
             self.to(torch.bfloat16 if config.bf16 else torch.float16)
 
-    def forward(self, x: Any) -> Any:
-        """[s, b, k] → [s, b, n], or the parts of this rank."""
+    def forward(self, x: Any, *splits: Any) -> Any:
+        """[s, b, k] → [s, b, n], or the parts of this rank. `splits`: tokens of each expert."""
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, scatter_to_sequence_parallel_region
 
         x = self.dropout(x)
+        if self._per_expert:
+            x, _ = self.linear_in(x, *splits)
+            x, _ = self.linear_out(x, *splits)
+            return x * 2.0
         if self._exchanges and not self._split_input:
             x = gather_from_sequence_parallel_region(x)
         x, _ = self.linear_in(x)

@@ -19,6 +19,7 @@ from analyzer.modules.inputs import ModuleInputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
 from analyzer.modules.models.parts import ChunkKind, Parts, Stack
+from analyzer.modules.moe.experts import expert_weight_gradients
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Phase, Sharding, Tensor
@@ -141,12 +142,24 @@ class _Layer:
         return () if self._of_experts else self.shapes.tp(kind, phase, width=width)
 
     def _parameter(self, shape: tuple[int, int], full: tuple[int, int]) -> Parameter:
+        if self._per_expert:
+            experts, all_experts = self._weight.shape[0], (self._weight.full_shape or self._weight.shape)[0]
+            return replace(self._weight, shape=(experts, *shape), full_shape=(all_experts, *full), quantized=False)
         sharding: Sharding = "expert" if self._of_experts else "tensor"
         return Parameter(name="weight", shape=shape, dtype=self.shapes.dtype, sharding=sharding, full_shape=full)
 
+    @property
+    def _per_expert(self) -> bool:
+        return self._of_experts and self.adapters.per_expert
+
+    def _weight_gradient(self, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+        if not self._per_expert:
+            return weight_gradient(self.shapes, shape)
+        return expert_weight_gradients(Routing(self.shapes), shape)
+
     def _sum_over_experts(self, shape: tuple[int, int]) -> tuple[Collective, ...]:
         """The gradient of a shared adapter is summed over the ranks of all experts (`_allreduce_shared_expert_grad`)."""
-        if not self._of_experts or self.shapes.split.expert == 1:
+        if not self._of_experts or self._per_expert or self.shapes.split.expert == 1:
             return ()
         return (Collective(kind="all_reduce", group="ep", shape=shape, dtype=self.shapes.dtype, phase="backward"),)
 
@@ -257,7 +270,7 @@ class _Layer:
                 replace(output, name="output gradient"),
                 *((replace(part, name="part of the output gradient"),) if gathered else ()),
                 replace(self._read(), name="input gradient", shares=""),  # also if nothing needs it
-                *weight_gradient(shapes, (width, k)),
+                *self._weight_gradient((width, k)),
             ),
             collectives=tuple(calls),
             source="ColumnParallelLinear" if self._splits_output else "RowParallelLinear",
@@ -289,7 +302,7 @@ class _Layer:
                 *((replace(whole, name="gathered output gradient"),) if gathers and shapes.sp else ()),
                 replace(part, name="part of the output gradient"),
                 self._wide("input gradient", rank, "r"),
-                *weight_gradient(shapes, (n, rank)),
+                *self._weight_gradient((n, rank)),
             ),
             collectives=tuple(calls),
             source="ColumnParallelLinear",

@@ -5,6 +5,8 @@ vocabulary, ffn_hidden_size, data-parallel size, number of microbatches. Fields 
 Megatron's arguments and config fields if these exist.
 """
 
+from analyzer.specs.adapters import AdapterSpec
+from analyzer.specs.fine_tuning import Adapter, FineTuning
 from analyzer.specs.hardware import HardwareSpec
 from analyzer.specs.inference import DynamicEngineSpec, InferenceJob, InferenceSpec, QuantizationSpec
 from analyzer.specs.job import TrainingJob
@@ -42,6 +44,8 @@ __all__ = [
     "OPTIMIZERS",
     "Activation",
     "ActivationOffloadSpec",
+    "Adapter",
+    "AdapterSpec",
     "AssumedVocabulary",
     "AttentionBackend",
     "AttentionKind",
@@ -51,6 +55,7 @@ __all__ = [
     "CrossEntropy",
     "DynamicEngineSpec",
     "Family",
+    "FineTuning",
     "FlexSpec",
     "Fp8Recipe",
     "Fp8Spec",

@@ -17,5 +17,7 @@ class AdapterSpec:
     rank: int
     targets: tuple[AdapterTarget, ...]
     """In the order of `ADAPTER_TARGETS`."""
+    per_expert: bool = False
+    """Each expert has its own adapter, as in ms-swift; otherwise those of a rank share one, as by default in Megatron-Bridge."""
     dropout: bool = False
     """Elements of the input of an adapter are dropped."""

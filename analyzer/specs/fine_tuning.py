@@ -45,6 +45,8 @@ class Adapter:
     """None for the dtype of the training."""
     share_expert_adapters: bool | None = None
     """Whether the experts of a rank share an adapter; None for the default of the framework."""
+    also_trained: tuple[str, ...] = ()
+    """Modules whose weights are trained too, as the launch names them."""
     source: str = ""
     """The setting that turns the adapters on, as the launch writes it."""
 

@@ -11,6 +11,7 @@ import pytest
 
 import analyzer
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.specs import AdapterSpec
 from tests.frameworks.files import batch, job, layout, write
 
 MODEL = """
@@ -123,7 +124,14 @@ def test_adapters_are_named(folder: Path) -> None:
     found = job(folder, "config.yaml", peft, *WORLD)
     assert found.tuning.adapter is not None
     assert (found.tuning.adapter.kind, found.tuning.adapter.rank, found.tuning.adapter.targets) == ("dora", 16, ("linear_qkv",))
-    assert found.withheld == ("peft.dim=16 trains adapters, and frozen weights are not modelled",)
+    assert found.withheld == ("peft.dim=16 trains adapters, which are not modelled as dora",)
+
+
+def test_adapters_of_lora_are_modelled(folder: Path) -> None:
+    peft = "peft={_target_: megatron.bridge.peft.lora.LoRA, dim: 16, alpha: 32, target_modules: [linear_qkv, linear_proj]}"
+    found = job(folder, "config.yaml", peft, "comm_overlap.tp_comm_overlap=false", *WORLD)
+    assert found.withheld == ()
+    assert found.model.adapters == AdapterSpec(rank=16, targets=("linear_qkv", "linear_proj"))
 
 
 def test_fields_of_features_that_are_off_have_no_effect(folder: Path) -> None:

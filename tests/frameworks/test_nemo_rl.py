@@ -110,12 +110,13 @@ def test_samples_of_dpo_are_two_sequences(folder: Path) -> None:
     assert "reference model" in found.withheld[0]
 
 
-def test_adapters_and_unknown_keys_get_no_verdict(folder: Path) -> None:
+def test_adapters_are_read_and_unknown_keys_get_no_verdict(folder: Path) -> None:
     words = ("policy.megatron_cfg.peft.enabled=true", "policy.megatron_cfg.own_buffer=7")
     found = job(folder, "recipes/llama.yaml", *words)
     assert found.tuning.adapter is not None
     assert (found.tuning.adapter.rank, found.tuning.adapter.kind) == (8, "lora")
-    assert any("adapters" in reason for reason in found.withheld)
+    assert found.model.adapters is not None
+    assert found.model.adapters.rank == 8
     assert any("policy.megatron_cfg.own_buffer" in reason for reason in found.withheld)
     assert any("policy.megatron_cfg.own_buffer is not known" in each for each in found.unknown)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.specs.adapters import ADAPTER_TARGETS
 from tests.frameworks.files import batch, job, layout, write
 
 pytest.importorskip("omegaconf")
@@ -103,7 +104,8 @@ def test_adapters_are_named(folder: Path) -> None:
     )
     assert found.tuning.adapter is not None
     assert (found.tuning.adapter.rank, found.tuning.adapter.alpha, found.tuning.adapter.targets) == (32, 64, ("all-linear",))
-    assert any("adapters" in reason for reason in found.withheld)
+    assert found.model.adapters is not None
+    assert found.model.adapters.targets == ADAPTER_TARGETS
 
 
 def test_other_engines_and_faults_are_named(folder: Path) -> None:

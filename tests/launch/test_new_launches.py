@@ -16,6 +16,7 @@ from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.option_table import Option, OptionTable
 from analyzer.launch.other_models import kind_of_checkpoint
 from analyzer.specs import TrainingJob
+from analyzer.specs.adapters import ADAPTER_TARGETS
 from tests.job_of import BASE, job_of
 
 MODEL = BASE.replace("--bf16", "--bf16 --global-batch-size 64 --train-iters 10 --lr 1e-4")
@@ -37,21 +38,43 @@ def launch(line: str, folder: Path = Path("/nowhere"), environ: Mapping[str, str
 @pytest.mark.parametrize(
     "line",
     [
-        f"{SLIME} {MODEL} --lora-rank 32 --lora-alpha 32 --target-modules all-linear",
-        f"{SLIME} {MODEL} --lora_rank 32 --lora_alpha 32",
-        "--nproc-per-node 8 --train_type lora --model Qwen/Qwen3-8B --max_length 2048",
-        "--nproc-per-node 8 --tuner_type lora --lora_rank 8 --model Qwen/Qwen3-8B --max_length 2048",
-        f"{VERL} actor_rollout_ref.model.lora.rank=16",
         f"{TORCHRUN} {MODEL} --use-lora --lora-dim 16",
         f"{TORCHRUN} {MODEL} --peft-scheme lora",
         f"{TORCHRUN} {MODEL} --lora-target-modules linear_qkv",
     ],
 )
-def test_a_launch_that_trains_adapters_gets_no_verdict(line: str) -> None:
+def test_adapters_with_unknown_options_get_no_verdict(line: str) -> None:
     report = analyze(f"{line} --info-gpu H100-80GB --info-gpu-memory 1GiB".split(), environ={}, folder=Path("/nowhere"))
     assert report.verdict.fits is None
-    assert "trains adapters, and frozen weights are not modelled" in report.verdict.withheld
+    assert "trains adapters, whose options are not known" in report.verdict.withheld
     assert not fails(report.verdict, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        (f"{SLIME} {MODEL} --lora-rank 32 --lora-alpha 32 --target-modules all-linear", 32),
+        (f"{SLIME} {MODEL} --lora_rank 32 --lora_alpha 32", 32),
+        ("--nproc-per-node 8 --train_type lora --model Qwen/Qwen3-8B --max_length 2048", 8),
+        ("--nproc-per-node 8 --tuner_type lora --lora_rank 16 --model Qwen/Qwen3-8B --max_length 2048", 16),
+        (f"{VERL} actor_rollout_ref.model.lora.rank=16", 16),
+    ],
+)
+def test_adapters_of_frameworks_are_modelled(line: str, rank: int) -> None:
+    job = launch(line)
+    assert job.model.adapters is not None
+    assert (job.model.adapters.rank, job.model.adapters.targets) == (rank, ADAPTER_TARGETS)
+
+
+def test_supervised_training_of_adapters_has_a_verdict() -> None:
+    line = "--nproc-per-node 8 --tuner_type lora --model Qwen/Qwen3-8B --max_length 2048 --info-gpu H100-80GB"
+    report = analyze(line.split(), environ={}, folder=Path("/nowhere"))
+    assert report.verdict.fits is True
+
+
+def test_trained_embeddings_beside_adapters_get_no_verdict() -> None:
+    line = "--nproc-per-node 8 --tuner_type lora --modules_to_save word_embeddings --model Qwen/Qwen3-8B --max_length 2048"
+    assert "with other trained modules (word_embeddings)" in launch(line).withheld[0]
 
 
 @pytest.mark.parametrize(

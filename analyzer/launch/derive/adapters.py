@@ -32,7 +32,15 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
             f"a rank of {adapter.rank} cannot be split over {job.parallel.tensor} tensor-parallel ranks",
             f"use a multiple of {job.parallel.tensor}",
         )
-    return AdapterSpec(rank=adapter.rank, targets=_targets(adapter) or (), dropout=adapter.dropout > 0), ""
+    return (
+        AdapterSpec(
+            rank=adapter.rank,
+            targets=_targets(adapter) or (),
+            per_expert=adapter.share_expert_adapters is False and job.model.moe is not None,
+            dropout=adapter.dropout > 0,
+        ),
+        "",
+    )
 
 
 def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
@@ -41,12 +49,14 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     targets = _targets(adapter)
     if adapter.kind != "lora":
         yield f"as {adapter.kind.replace('_', ' ')}" if adapter.kind != "other" else "other than as LoRA"
+    if adapter.also_trained:
+        yield f"with other trained modules ({', '.join(adapter.also_trained)})"
     if adapter.excluded:
         yield "with excluded modules"
     if targets is None:
         yield f"for the modules {', '.join(adapter.targets)}"
     elif {"linear_fc1", "linear_fc2"} & set(targets):
-        yield from _not_modelled_in_experts(adapter, job)
+        yield from _not_modelled_in_experts(job)
     if adapter.base_dtype not in (None, job.precision.parameters):
         yield f"beside weights in {adapter.base_dtype}"
     if adapter.adapter_dtype not in (None, job.precision.parameters):
@@ -72,13 +82,11 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     yield from (reason for reason, applies in reasons.items() if applies)
 
 
-def _not_modelled_in_experts(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
-    """The experts of a rank share an adapter, which is the default of Megatron-Bridge."""
+def _not_modelled_in_experts(job: TrainingJob) -> Iterator[str]:
     moe = job.model.moe
     if moe is None:
         return
     reasons = {
-        "with one for each expert": adapter.share_expert_adapters is False,
         "in experts that run one after the other": not moe.grouped_gemm or moe.legacy_grouped_gemm,
         "in experts that are split over tensor-parallel ranks": job.parallel.expert_tensor > 1,
         "in latent experts": moe.latent_size is not None,

@@ -163,7 +163,7 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     received = _by_expert(routing, received) if routing.pads and shapes.fp8 is None else received
     read, split_at_once = sizes.at_once(received)
     output = routing.row_tensor("output gradient", sizes.rows_at_once, sizes.gates * sizes.width)
-    gradients = (*output_gradient(shapes, output, split=split_at_once), *_weight_gradients(routing, shape))
+    gradients = (*output_gradient(shapes, output, split=split_at_once), *expert_weight_gradients(routing, shape))
     original = _saves_original_input(routing)
     return Module(
         name="linear_fc1",
@@ -321,7 +321,7 @@ def _fc2(sizes: _Experts) -> Module:
                 *for_weight(backward_input(shapes, activated, original=dropped, split=split_at_once)),
                 *(biased[:1] if moe.grouped_gemm else ()),
                 routing.row_tensor("input gradient", sizes.rows_at_once, width),
-                *_weight_gradients(routing, shape),
+                *expert_weight_gradients(routing, shape),
             ),
             (gradient, *bias_gradients(routing, sizes.rows_at_once)),
         ),
@@ -354,7 +354,7 @@ def _expert_weight(routing: Routing, *, rows: int, columns: int, full: tuple[int
     )
 
 
-def _weight_gradients(routing: Routing, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+def expert_weight_gradients(routing: Routing, shape: tuple[int, int]) -> tuple[Tensor, ...]:
     """A grouped GEMM returns the gradients of all local experts at once. Sequential experts return them one by one."""
     gradients = weight_gradient(routing.shapes, shape, cached=routing.shapes.inputs.cached_dummies.experts)
     if not gradients:

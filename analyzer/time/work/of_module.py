@@ -131,8 +131,11 @@ def _adapter_projection(module: Module, context: WorkContext) -> Work:
     weight = weight_of(module)
     if weight is None:
         return NO_WORK
+    rows = prod(module.saved[0].shape[:-1])
+    if len(weight.shape) > len(("outputs", "inputs")):
+        return grouped_linear(module, context, rows=rows)
     n, k = weight.shape
-    return gemms(context, rows=prod(module.saved[0].shape[:-1]), n=n, k=k, precision=context.precision)
+    return gemms(context, rows=rows, n=n, k=k, precision=context.precision)
 
 
 def _adapter_sum(module: Module, context: WorkContext) -> Work:
