@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.frameworks.recognize import LAUNCH, Found, recognize
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from analyzer.launch.megatron_words import MegatronWords
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A launch, ready for `analyzer.launch.parse.parse`."""
 
     argv: tuple[str, ...]
@@ -24,8 +23,7 @@ class Prepared:
     """The options of Megatron-LM that a configuration of a framework stands for; None for a command line of options."""
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(NamedTuple):
     """What a reader of a framework is given."""
 
     found: Found
@@ -34,13 +32,12 @@ class Input:
     """The working folder of the launch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What a reader of a framework returns: options of Megatron-LM, or the words of a command line that is read as usual."""
 
     own: MegatronWords | None = None
     argv: tuple[str, ...] = ()
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = MappingProxyType({})
     """Variables that the configuration sets."""
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from analyzer.launch.info_options import PREFIX, takes_value
 
@@ -17,8 +16,7 @@ YAML: Final = (".yaml", ".yml")
 LAUNCH: Final = "--info-launch"
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """A script or module that starts trainings of a framework."""
 
     framework: str
@@ -42,12 +40,13 @@ PROGRAMS: Final = (
     Program("primus", r"train", folders=("primus",)),
 )
 """The first that fits counts."""
+_OF_MEGATRON: Final = "pretrain_"
+"""Begins the names of Megatron's own scripts."""
 _MS_SWIFT: Final = (frozenset({"megatron", "swift"}), frozenset({"sft", "pt", "rlhf"}))
 """The first two words of a command of ms-swift."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A launch of a framework."""
 
     framework: str | None
@@ -68,8 +67,8 @@ def recognize(argv: Sequence[str]) -> Found | None:
     for position, word in enumerate(words):
         if word.endswith(YAML) and position == 0:
             return Found(None, word, tuple(words[1:]), tuple(info))
-        program = _program(word)
-        if program is not None and _is_program(words, position):
+        program = _program(word) if _is_program(words, position) else None
+        if program is not None:
             return Found(program.framework, word, tuple(words[position + 1 :]), (*words[:position], *info))
     if any(word.lstrip("+").startswith("actor_rollout_ref.") for word in words):
         settings = [word for word in words if "=" in word and not word.startswith("--n")]
@@ -82,6 +81,8 @@ def _program(word: str) -> Program | None:
         return None
     path = word.replace("\\", "/")
     name = os.path.basename(path).removesuffix(".py")
+    if name.startswith(_OF_MEGATRON):
+        return None
     for program in PROGRAMS:
         named = re.fullmatch(program.name, name) if path.endswith(".py") or "/" in path else re.fullmatch(program.name, word)
         if named and (not program.folders or any(part in path.split("/") or f"{part}/" in path for part in program.folders)):

@@ -16,7 +16,6 @@ from analyzer.modules.attention.unfused_attention import attention_mask, combine
 from analyzer.modules.inputs import CachedDummies
 from analyzer.modules.kinds import ADAPTER_PROJECTIONS, BERT_HEADS, LATENT_PROJECTIONS, LINEAR, MOE_LATENT_PROJECTIONS, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
-from analyzer.modules.radio import RADIO
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
@@ -191,8 +190,7 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
         yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")
     in_torch = BERT_HEADS | {ModuleKind.OUTPUT_LAYER, ModuleKind.SHARED_GATE} | (routers - in_te)
     in_torch |= ADAPTER_PROJECTIONS | (FROM_START if context.te else LINEAR)
-    vision = job.model.vision
-    in_torch |= {ModuleKind.PATCHES} if vision is not None and vision.kind in RADIO else FROM_START
+    in_torch |= {ModuleKind.PATCHES} if job.model.vision is not None and job.model.vision.is_radio else FROM_START
     in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
     in_torch |= kinds & {ModuleKind.INDEX_LOSS, ModuleKind.CHOSEN_ATTENTION}
     # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two

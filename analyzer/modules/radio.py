@@ -17,8 +17,6 @@ from analyzer.units import DTYPE_BYTES
 if TYPE_CHECKING:
     from analyzer.specs import VisionSpec
 
-RADIO: Final = ("radio", "cradio-g")
-"""The encoders that begin with these modules."""
 LARGEST_IMAGE: Final = 2048
 """Height and width of the largest image, for which there are positions (`max_img_h`, `max_img_w` of llava_model.py)."""
 _CHANNELS: Final = 3

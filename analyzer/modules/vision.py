@@ -15,7 +15,7 @@ from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.mlp import activation
 from analyzer.modules.models.parts import CACHED_ENDS
 from analyzer.modules.norm import norm_parameters, norm_statistics, partial_sums
-from analyzer.modules.radio import RADIO, embedder, positions
+from analyzer.modules.radio import embedder, positions
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Module, Parameter, Tensor, largest, with_part
 from analyzer.units import DTYPE_BYTES
@@ -62,7 +62,7 @@ def encoder_input(vision: VisionSpec, encoder: ModuleInputs, tokens: int) -> tup
     shapes = Shapes(encoder)
     class_tokens = (_class_tokens(vision, shapes),) if vision.class_tokens else ()
     embedded: tuple[Module, ...] = (_patches(vision, shapes, tokens), *class_tokens, _positions(vision, shapes))
-    if vision.kind in RADIO:
+    if vision.is_radio:
         embedded = (embedder(vision, shapes), positions(vision, shapes), *class_tokens)
     parts = (
         *embedded,
@@ -109,7 +109,7 @@ def _patches(vision: VisionSpec, shapes: Shapes, tokens: int) -> Module:
 def _class_tokens(vision: VisionSpec, shapes: Shapes) -> Module:
     """Learned tokens, which are copied before those of the patches."""
     shape: tuple[int, ...] = (1, vision.class_tokens, shapes.model.hidden_size)
-    shape = shape[1:] if vision.kind in RADIO else shape
+    shape = shape[1:] if vision.is_radio else shape
     return Module(
         name=f"{MODEL}.class_tokens",
         kind=ModuleKind.CLASS_TOKENS,

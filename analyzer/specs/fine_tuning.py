@@ -27,7 +27,7 @@ _PHASES: Final[dict[PhaseName, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Adapter:
     """Adapters beside frozen linear layers."""
 
@@ -51,7 +51,7 @@ class Adapter:
     """The setting that turns the adapters on, as the launch writes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of an iteration of reinforcement learning or distillation beside the update, and another model."""
 
@@ -62,7 +62,7 @@ class Phase:
     """Whether its weights are in host memory during the update."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FineTuning:
     """What a launch trains. The defaults are those of a training of all parameters."""
 

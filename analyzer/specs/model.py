@@ -196,6 +196,11 @@ class VisionSpec:
     """The samples of a microbatch are one sequence (`PackedSeqParams` with the format thd)."""
 
     @property
+    def is_radio(self) -> bool:
+        """Whether the encoder is RADIO: a linear layer on the pixels of each patch, and interpolated positions."""
+        return self.kind in ("radio", "cradio-g")
+
+    @property
     def patches(self) -> int:
         """Patches of a tile."""
         return (self.image_height // self.patch) * (self.image_width // self.patch)

@@ -15,7 +15,6 @@ from analyzer.modules.head import cross_entropy, output_layer
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, ModuleRuns, layer_runs
 from analyzer.modules.models.parts import CACHED_ENDS, Parts, Stack, cached_final_norm
-from analyzer.modules.radio import RADIO
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import MODEL_PATH, STREAM, Module, Tensor, with_part
 from analyzer.modules.vision import IMAGES, encoder_input, encoder_output, of_images, pixels_and_mask, projector
@@ -83,10 +82,10 @@ def _batch(inputs: ModuleInputs, first: bool, last: bool) -> Module:
     floats = replace(pixels_and_mask(vision, images, tokens), made_in="")
     integers = Tensor(name=INTEGERS, shape=(_FIELDS * tokens,), dtype="int64", formula="24·s·b")
     learned = shapes.model.position_embedding == "learned_absolute"
-    converted = inputs.dtype != "fp32" or "vision_model" in inputs.model.frozen or vision.kind in RADIO
+    converted = inputs.dtype != "fp32" or "vision_model" in inputs.model.frozen or vision.is_radio
     unconverted = first and not converted  # the convolution saves it
     held = [*(() if unconverted else (floats,)), *(() if first and learned else (integers,))]
-    stored = "vision_model" not in inputs.model.frozen and vision.kind not in RADIO  # the convolution saves the images
+    stored = "vision_model" not in inputs.model.frozen and not vision.is_radio  # the convolution saves the images
     if first and inputs.dtype != "fp32" and not stored:
         held.append(replace(of_images(vision, images, IMAGES, inputs.dtype), made_in=""))
     if last:
