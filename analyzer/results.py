@@ -262,6 +262,8 @@ class Report:
     parameters_unpadded: int
     parameters_active: int
     parameters_routed_experts: int
+    parameters_adapters: int
+    """Not among `parameters`."""
     ranks: tuple[RankClass, ...]
     communication: tuple[CommunicationRow, ...]
     communication_totals: dict[str, CommunicationTotal]

@@ -283,6 +283,7 @@ def make_report(job: TrainingJob, *, limit: int = 4096, advice: tuple[Advice, ..
         parameters=count(full_model),
         parameters_unpadded=count(full_model) - (50432 - 50257) * job.model.hidden_size,
         parameters_active=count(full_model),
+        parameters_adapters=0,
         parameters_routed_experts=0,
         ranks=ranks,
         communication=rows,

@@ -20,7 +20,8 @@ CONTRACT = {
     "world": "size nodes gpus_per_node",
     "parallel": "tensor pipeline virtual_pipeline context data expert expert_tensor expert_data order",
     "batch": "micro global microbatches",
-    "model": "parameters parameters_unpadded parameters_active parameters_routed_experts padded_vocab_size tree",
+    "model": "parameters parameters_unpadded parameters_active parameters_routed_experts parameters_adapters padded_vocab_size "
+    "tree",
     "ranks.0": "ranks pipeline_rank parameters parameters_routed_experts chunks memory",
     "ranks.0.chunks.0": "virtual_stage layers",
     "ranks.0.memory": (

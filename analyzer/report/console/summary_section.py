@@ -28,6 +28,8 @@ def key_figures(report: Report) -> list[RenderableType]:
     parameters = format_count(report.parameters)
     if report.parameters_active != report.parameters:
         parameters += f" ({format_count(report.parameters_active)} active per token)"
+    if report.parameters_adapters:
+        parameters += f", and {format_count(report.parameters_adapters)} of adapters"
     m = rank.memory
     rows = [
         ("model", _model(job)),

@@ -112,7 +112,7 @@ FORMATS: Final[Formats] = {
         "batch": "job.batch",
         "model": Part(
             {
-                **named("parameters parameters_unpadded parameters_active parameters_routed_experts"),
+                **named("parameters parameters_unpadded parameters_active parameters_routed_experts parameters_adapters"),
                 "padded_vocab_size": "job.model.padded_vocab_size",
                 "tree": _tree,
             }

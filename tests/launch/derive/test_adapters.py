@@ -34,7 +34,9 @@ def test_parameters_of_adapters() -> None:
     """Each has r·(k + n) of them, by hand for a layer of k inputs and n outputs."""
     r, h, f = 16, 4096, 14336
     layer = r * ((h + 6144) + (h + h) + (h + 2 * f) + (f + h))
-    rank = launched(f"--info-lora {r}", gpus=1).ranks[0]
+    report = launched(f"--info-lora {r}", gpus=1)
+    assert (report.parameters, report.parameters_adapters) == (WEIGHTS, 32 * layer)
+    rank = report.ranks[0]
     assert rank.parameters == WEIGHTS + 32 * layer
     assert rank.memory.parameters_bytes == 2 * rank.parameters
     assert rank.memory.gradients_bytes == 4 * 32 * layer
