@@ -172,7 +172,8 @@ def test_missing_and_wrong_fields_are_named(changed: dict[str, object], part: st
 LIKE = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
-    "ministral3": "ministral",
+    "ministral": "mistral",
+    "ministral3": "mistral",
     "granitemoeshared": "granitemoe",
     "deepseek_v32": "deepseek_v3",
     "glm_moe_dsa": "deepseek_v3",

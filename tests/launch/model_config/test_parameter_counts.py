@@ -41,7 +41,7 @@ FROM_FILE = (
     "openai/gpt-oss-20b",
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "ibm-granite/granite-4.0-h-tiny",
-    "meta-llama/Llama-4-Scout-17B-16E",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "google/gemma-7b",
     "facebook/opt-6.7b",
     "openai-community/gpt2",
