@@ -41,7 +41,10 @@ def deepseek_sparse(config: Configuration) -> MegatronModel:
         raise config.not_expressible("layers that use the keys that another layer chose")
     if not config.values.get("mlp_layer_types"):
         config = Configuration({"first_k_dense_replace": 3, **config.values}, config.name)
-    model = _deepseek(config, router=sigmoid_router(config))
+    without_mtp = Configuration({**config.values, "num_nextn_predict_layers": 0}, config.name)
+    model = _deepseek(without_mtp, router=sigmoid_router(config))
+    if mtp_note(config):
+        model = model.noting(f"{config.name}: its MTP layer is left out; Megatron-LM stops in MTP layers with sparse attention.")
     options: list[Option] = [
         ("--experimental-attention-variant", "dsa"),
         ("--dsa-indexer-n-heads", str(config.integer("index_n_heads", 64))),

@@ -100,6 +100,13 @@ def test_the_mtp_layer_is_counted_on_request_only() -> None:
     assert "add --mtp-num-layers 1" in " ".join(with_mtp.assumptions)
 
 
+def test_the_mtp_layer_is_not_advised_with_sparse_attention() -> None:
+    """Megatron-LM stops in it, and --mtp-num-layers is refused."""
+    said = " ".join(report_of("deepseek-ai/DeepSeek-V3.2", "--info-megatron", "0.18.2").assumptions)
+    assert "its MTP layer is left out; Megatron-LM stops in MTP layers with sparse attention" in said
+    assert "--mtp-num-layers" not in said
+
+
 @pytest.mark.parametrize(
     ("kind", "changed", "count"),
     [
