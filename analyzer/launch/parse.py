@@ -23,6 +23,7 @@ from analyzer.launch.options.choose_release import chosen_table, read_with_catal
 from analyzer.launch.options.script_options import script_of, table_with_script, with_script
 from analyzer.launch.software import software_of
 from analyzer.launch.split_argv import SplitArgv, split_argv
+from analyzer.specs.adapters import ADAPTER_TARGETS
 from analyzer.specs.fine_tuning import Adapter, FineTuning
 
 YAML = "--yaml-cfg"
@@ -123,6 +124,9 @@ def _tuning(tuning: FineTuning, info: InfoOptions) -> FineTuning:
     if tuning.adapter is not None:
         raise InputError(LORA, f"the launch has adapters already ({tuning.adapter.source})", "leave one of them out")
     rank, targets = info.lora
+    unknown = sorted({*targets} - {*ADAPTER_TARGETS})
+    if unknown:
+        raise InputError(LORA, f"{unknown[0]!r} is no linear layer that can have an adapter", f"use {', '.join(ADAPTER_TARGETS)}")
     adapter = Adapter(kind="lora", rank=rank, targets=targets, source=f"{LORA} {rank}")
     return replace(tuning, adapter=adapter)
 

@@ -64,10 +64,14 @@ def test_a_rank_that_cannot_be_split_is_refused() -> None:
         launched("--info-lora 12 --tensor-model-parallel-size 8")
 
 
+def test_an_unknown_layer_is_refused() -> None:
+    with pytest.raises(InputError, match="'lm_head' is no linear layer that can have an adapter"):
+        launched("--info-lora 8:linear_proj,lm_head")
+
+
 @pytest.mark.parametrize(
     "line",
     [
-        "--info-lora 8:lm_head",
         "--info-lora 8 --fp8-format hybrid --transformer-impl transformer_engine",
         "--info-lora 8 --optimizer-cpu-offload --use-precision-aware-optimizer",
         "--info-lora 8 --transformer-impl local",
