@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 _LLAMA: Final = (
     "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --group-query-attention "
@@ -41,9 +41,21 @@ ADAPTERS: Final = {
         "experts on one rank": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 1 --info-lora 8",
         "shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --info-lora 8",
         "shared experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 --info-lora 8",
+        "dropout": f"{_LLAMA} --info-lora 8",
+        "dropout, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",
+        "dropout, experts": f"{_LLAMA} {_EXPERTS} --info-lora 8",
+        "each expert": f"{_LLAMA} {_EXPERTS} --info-lora 8",
+        "each expert on one rank": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 1 --info-lora 8",
+        "each expert, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 --info-lora 8",
         "frozen experts": f"{_LLAMA} {_EXPERTS} --info-lora 8:linear_qkv,linear_proj",
         "frozen shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --info-lora 8:linear_qkv,linear_proj",
         "frozen experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SP} --expert-tensor-parallel-size 1 --info-lora 8:linear_qkv,linear_proj",
         "frozen experts, fused permutation": f"{_LLAMA} {_EXPERTS} --moe-permute-fusion --info-lora 8:linear_qkv",
     }.items()
 }
+
+
+def adapter_fields(name: str) -> dict[str, Any]:
+    """Fields of `AdapterSpec` that no option sets: frameworks set them."""
+    fields = {"lora, dropout": "dropout", "lora, each expert": "per_expert"}
+    return {field: True for begin, field in fields.items() if name.startswith(begin)}

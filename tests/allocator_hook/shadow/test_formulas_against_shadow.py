@@ -19,7 +19,7 @@ from packaging.version import Version
 from allocator_hook.sources import MEGATRON, source_of
 from analyzer.errors import InputError
 from analyzer.launch.options.catalogue import load_catalogue
-from tests.allocator_hook.shadow.adapter_layouts import ADAPTERS
+from tests.allocator_hook.shadow.adapter_layouts import ADAPTERS, adapter_fields
 from tests.allocator_hook.shadow.conftest import Record
 from tests.allocator_hook.shadow.encoder_layouts import BASES, ENCODERS
 from tests.allocator_hook.shadow.found_layouts import FOUND
@@ -550,6 +550,9 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         arguments, world, options = parse(argv, environ={}, folder=tmp_path)
         gpu, _ = hardware(options.gpu, None)
         job = build(arguments, world, environ={}, gpu=gpu, folder=tmp_path, moe_imbalance=options.moe_imbalance)
+        if job.model.adapters is not None:
+            adapters = replace(job.model.adapters, **adapter_fields(name))
+            job = replace(job, model=replace(job.model, adapters=adapters))
         report = predict(job)
     except InputError as error:
         if Version("0.14") <= RELEASE < Version("0.17"):
