@@ -111,7 +111,9 @@ class SplitFigures:
     def _modules(self, kind: ChunkKind) -> ModuleRuns | None:
         """The modules of a chunk with their number. Without full recompute, chunks with the same kinds of layers have the same."""
         inputs = module_inputs(self._job)
-        if inputs.recompute.granularity == "full" or not kind.layers or inputs.model.family not in ONE_BLOCK:
+        model = inputs.model
+        differ = model.family not in ONE_BLOCK or model.adapters is not None  # the first layer may differ from equal ones
+        if inputs.recompute.granularity == "full" or not kind.layers or differ:
             return chunk_modules(inputs, kind)
         one_each = replace(kind, layers=tuple((layer, 1) for layer, _ in kind.layers))
         if one_each not in self._lists:
