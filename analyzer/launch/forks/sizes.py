@@ -131,7 +131,9 @@ def max_length(launch: LaunchOptions, flag: str) -> Reading:
     if length is None or launch.has("--seq-length"):
         return NOTHING
     positions = () if launch.has("--max-position-embeddings") else ("--max-position-embeddings", length)
-    return Reading(words=("--seq-length", length, *positions))
+    packed = (launch.word("--packing") or "false").lower() == "true"
+    note = f"{flag} {length} is the longest sequence: each sample is counted with {length} tokens, and shorter ones need less."
+    return Reading(words=("--seq-length", length, *positions), notes=() if packed else (note,))
 
 
 def tokens_of_microbatch(launch: LaunchOptions, flag: str) -> Reading:
