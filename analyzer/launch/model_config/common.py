@@ -141,6 +141,11 @@ def dropout(*, attention: float, hidden: float) -> list[Option]:
     return [("--attention-dropout", f"{attention:g}"), ("--hidden-dropout", f"{hidden:g}")]
 
 
+def attention_biases(config: Configuration) -> Literal["none", "all"]:
+    """Which linear layers of attention have a bias, by `attention_bias`."""
+    return "all" if config.flag("attention_bias", False) else "none"
+
+
 def biases(config: Configuration, *, attention: Literal["none", "qkv", "all"], ffn: bool) -> tuple[list[Option], tuple[str, ...]]:
     """Biases of the linear layers, and a note if Megatron cannot express them: its flag covers all but the q, k, v projection."""
     if attention == "all" and ffn:

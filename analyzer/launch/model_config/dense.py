@@ -5,10 +5,9 @@ Source of the fields and modules: src/transformers/models/*/modeling_*.py of tra
 
 from __future__ import annotations
 
-from typing import Literal
-
 from analyzer.launch.model_config.common import (
     MegatronModel,
+    attention_biases,
     biases,
     dropout,
     embeddings,
@@ -26,7 +25,7 @@ from analyzer.launch.model_config.configuration import GELU, Configuration
 
 def llama(config: Configuration) -> MegatronModel:
     """Llama 1 to 3.3, and models with the same class."""
-    linear, notes = biases(config, attention=_attention_biases(config), ffn=config.flag("mlp_bias", False))
+    linear, notes = biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False))
     gated, of_gate = gate(config)
     return rotary_model(
         config,
@@ -39,10 +38,6 @@ def llama(config: Configuration) -> MegatronModel:
         dropout(attention=config.number("attention_dropout", 0), hidden=0),
         notes=(*notes, *of_gate),
     )
-
-
-def _attention_biases(config: Configuration) -> Literal["none", "all"]:
-    return "all" if config.flag("attention_bias", False) else "none"
 
 
 def granite(config: Configuration) -> MegatronModel:
@@ -97,7 +92,7 @@ def _qwen_window(config: Configuration) -> list[tuple[str, ...]]:
 
 def qwen3(config: Configuration) -> MegatronModel:
     """Qwen 3: norms of q and k in each head, no biases. The head size is 128 if the field is missing."""
-    linear, notes = biases(config, attention=_attention_biases(config), ffn=False)
+    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
     gated, of_gate = gate(config)
     return rotary_model(
         config,
@@ -178,7 +173,7 @@ def starcoder2(config: Configuration) -> MegatronModel:
 
 def nemotron(config: Configuration) -> MegatronModel:
     """Nemotron-4 and Minitron: squared ReLU, and LayerNorm with a weight around zero."""
-    linear, notes = biases(config, attention=_attention_biases(config), ffn=config.flag("mlp_bias", False))
+    linear, notes = biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False))
     activation, of_activation = no_gate(config, "hidden_act", default="relu2")
     return rotary_model(
         config,

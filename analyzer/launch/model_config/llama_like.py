@@ -11,6 +11,7 @@ from typing import Literal
 from analyzer.launch.model_config.common import (
     MegatronModel,
     Option,
+    attention_biases,
     biases,
     dropout,
     embeddings,
@@ -52,9 +53,7 @@ def smollm3(config: Configuration) -> MegatronModel:
     """SmolLM3: no rotary positions in every fourth layer."""
     if config.flag("use_sliding_window", False):
         raise config.not_expressible("sliding windows in a part of its layers")
-    linear, notes = biases(
-        config, attention="all" if config.flag("attention_bias", False) else "none", ffn=config.flag("mlp_bias", False)
-    )
+    linear, notes = biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False))
     gated, of_gate = gate(config)
     return rotary_model(
         config,
@@ -76,9 +75,7 @@ def without_positions(config: Configuration) -> str:
 
 def arcee(config: Configuration) -> MegatronModel:
     """Arcee: squared ReLU without a gate."""
-    linear, notes = biases(
-        config, attention="all" if config.flag("attention_bias", False) else "none", ffn=config.flag("mlp_bias", False)
-    )
+    linear, notes = biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False))
     activation, of_activation = no_gate(config, "hidden_act", default="relu2")
     return rotary_model(
         config,
@@ -95,7 +92,7 @@ def arcee(config: Configuration) -> MegatronModel:
 
 def hunyuan_dense(config: Configuration) -> MegatronModel:
     """Hunyuan: norms of q and k in each head, after the rotary positions."""
-    linear, notes = biases(config, attention="all" if config.flag("attention_bias", False) else "none", ffn=False)
+    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
     gated, of_gate = gate(config)
     return rotary_model(
         config,

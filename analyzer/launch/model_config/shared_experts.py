@@ -9,6 +9,7 @@ from __future__ import annotations
 from analyzer.launch.model_config.common import (
     MegatronModel,
     Option,
+    attention_biases,
     biases,
     dropout,
     embeddings,
@@ -66,7 +67,7 @@ def hunyuan_moe(config: Configuration) -> MegatronModel:
     chosen = topk if isinstance(topk, list) else [topk]
     if not chosen or any(each != chosen[0] for each in chosen):
         raise config.not_expressible("other numbers of chosen experts in some layers")
-    linear, notes = biases(config, attention="all" if config.flag("attention_bias", False) else "none", ffn=False)
+    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
     width = config.integer("intermediate_size")
     experts = Experts(
         count=config.integer("num_experts"),
@@ -115,7 +116,7 @@ def solar(config: Configuration) -> MegatronModel:
 
 
 def _deepseek_experts(config: Configuration, norms: list[Option], *, groups: int, experts: Experts) -> MegatronModel:
-    linear, notes = biases(config, attention="all" if config.flag("attention_bias", False) else "none", ffn=False)
+    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
     gated, of_gate = gate(config)
     return rotary_model(
         config,
@@ -135,7 +136,7 @@ def _deepseek_experts(config: Configuration, norms: list[Option], *, groups: int
 
 def granite_moe(config: Configuration) -> MegatronModel:
     """Granite 3 with experts in every layer, and with a shared one if it has a width."""
-    linear, notes = biases(config, attention="all" if config.flag("attention_bias", False) else "none", ffn=False)
+    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
     experts = Experts(
         count=config.integer("num_local_experts", 8),
         topk=config.integer("num_experts_per_tok", 2),
@@ -171,7 +172,7 @@ def llama4(config: Configuration) -> MegatronModel:
         layers=tuple(layer in chosen for layer in range(count)),
         shared=width,
     )
-    linear, notes = biases(config, attention="all" if config.flag("attention_bias", False) else "none", ffn=False)
+    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
     chunk = config.optional("attention_chunk_size")
     if chunk is not None:
         notes += (
@@ -199,7 +200,7 @@ def llama4(config: Configuration) -> MegatronModel:
 
 def olmoe(config: Configuration) -> MegatronModel:
     """OLMoE: norms of q and k over all heads, experts in every layer."""
-    linear, notes = biases(config, attention="all" if config.flag("attention_bias", False) else "none", ffn=False)
+    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
     width = config.integer("intermediate_size")
     router: list[Option] = [] if config.flag("norm_topk_prob", False) else [("--moe-router-pre-softmax",)]
     options = [*_every_layer(config, count=config.integer("num_experts", 64), width=width).options(), *router]
