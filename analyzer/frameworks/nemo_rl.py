@@ -16,7 +16,6 @@ from analyzer.frameworks.batches import packed_batch, replicas_of
 from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
-from analyzer.frameworks.recognize import YAML
 from analyzer.frameworks.yaml_files import Files, Tree, get, merge, normal, override, resolve, table
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
@@ -74,7 +73,8 @@ _UNMASKED: Final = "--no-create-attention-mask-in-dataloader"
 
 def read(launch: Input) -> Output:
     """The training of the policy. Raises UnsupportedError if another engine than Megatron-LM trains, InputError for wrong keys."""
-    name, words = _file(launch)
+    name, before, after = launch.configuration("--config", "-c")
+    words = [*before, *after]
     tree = load(launch.folder / name, name)
     rest = override(tree, words)
     if rest:
@@ -97,19 +97,6 @@ def load(path: Path, name: str, files: Files | None = None) -> Tree:
         below = normal(path.parent / str(each))
         merge(merged, load(below, str(each), files))
     return merge(merged, tree)
-
-
-def _file(launch: Input) -> tuple[str, list[str]]:
-    """The configuration, and the overrides. Raises InputError for a script without one."""
-    words = list(launch.found.words)
-    if launch.found.program.endswith(YAML):
-        return launch.found.program, words
-    for position, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag in ("--config", "-c"):
-            name = value if equals else next(iter(words[position + 1 : position + 2]), "")
-            return name, words[:position] + words[position + (1 if equals else 2) :]
-    raise InputError(launch.found.program, "has no configuration", "add --config FILE.yaml, or analyze the file itself")
 
 
 def _words(tree: Tree, folder: Path) -> MegatronWords:

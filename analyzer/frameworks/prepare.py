@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.errors import InputError
-from analyzer.frameworks.recognize import LAUNCH, Found, recognize
+from analyzer.frameworks.recognize import LAUNCH, YAML, Found, recognize
 
 if TYPE_CHECKING:
     from analyzer.launch.megatron_words import MegatronWords
@@ -30,6 +30,21 @@ class Input(NamedTuple):
     environ: Mapping[str, str]
     folder: Path
     """The working folder of the launch."""
+
+    def configuration(self, *flags: str) -> tuple[str, list[str], list[str]]:
+        """The configuration that follows one of `flags`, or that is the program, with the words before and after it.
+
+        Raises InputError for a script without one.
+        """
+        words = list(self.found.words)
+        if self.found.program.endswith(YAML):
+            return self.found.program, [], words
+        for position, word in enumerate(words):
+            flag, equals, value = word.partition("=")
+            if flag in flags:
+                name = value if equals else next(iter(words[position + 1 : position + 2]), "")
+                return name, words[:position], words[position + (1 if equals else 2) :]
+        raise InputError(self.found.program, "has no configuration", "add --config FILE.yaml, or analyze the file itself")
 
 
 class Output(NamedTuple):

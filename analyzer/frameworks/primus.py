@@ -77,26 +77,13 @@ _MEMORY: Final = frozenset({"use_turbo_deepep", "use_sink_attention"})
 
 def read(launch: Input) -> Output:
     """The training that a configuration describes. Raises UnsupportedError for another framework than Megatron-LM."""
-    name, words = _file(launch)
+    name, _, words = launch.configuration("--config", "--exp")
     files = Files()
     tree = _load(launch.folder / name, name, launch.environ, files)
     module = _module(tree, name)
     values = _values(module, launch, files)
     _override(values, words, name)
     return Output(_words(values, launch.environ))
-
-
-def _file(launch: Input) -> tuple[str, list[str]]:
-    """The configuration, and the words after it. Raises InputError for a command without one."""
-    words = list(launch.found.words)
-    if launch.found.program.endswith(YAML):
-        return launch.found.program, words
-    for position, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag in ("--config", "--exp"):
-            name = value if equals else next(iter(words[position + 1 : position + 2]), "")
-            return name, words[position + (1 if equals else 2) :]
-    raise InputError(launch.found.program, "has no configuration", "add --config FILE.yaml, or analyze the file itself")
 
 
 def _load(path: Path, name: str, environ: Mapping[str, str], files: Files) -> Tree:

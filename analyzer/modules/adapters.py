@@ -121,7 +121,7 @@ class _Layer:
 
     @property
     def _of_experts(self) -> bool:
-        """Whether all local experts share the adapter, which reads the tokens of all of them."""
+        """Whether it is a layer of experts, whose adapter reads the tokens of all local ones."""
         return self._weight.sharding == "expert"
 
     @property
