@@ -202,6 +202,7 @@ def own_words(config: Tree) -> MegatronWords:
         world=_world(model, data_parallel),
         notes=("The launch is one of Megatron-Bridge: its ConfigContainer is read as options of Megatron-LM.", *notes),
         statements=tuple(_statements(found, data_parallel, config)),
+        unknown=tuple(found.unknown),
         withheld=found.withheld(),
         tuning=tuning,
     )

@@ -133,6 +133,7 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         world=world,
         notes=(f"The launch is one of NeMo-RL: {_what(method)} is analyzed.", *notes, *about),
         statements=tuple(_statements(tree, found)),
+        unknown=tuple(found.unknown),
         withheld=_withheld(method, found),
         tuning=_tuning(tree, method),
     )

@@ -179,6 +179,7 @@ def _words(values: Tree, environ: Mapping[str, str]) -> MegatronWords:
         world=world,
         notes=("The launch is one of Primus: its configuration is read as options of Megatron-LM.", *notes),
         statements=tuple(_statements(values, found)),
+        unknown=tuple(found.unknown),
         withheld=tuple(_withheld(found, values)),
     )
 

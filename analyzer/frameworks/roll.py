@@ -122,6 +122,7 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
         world=world,
         notes=(f"The launch is one of ROLL: the update of {role} is analyzed.", *notes),
         statements=found.statements(),
+        unknown=tuple(found.unknown),
         withheld=tuple(_withheld(found, tuning)),
         tuning=tuning,
     )

@@ -151,6 +151,7 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
         world=world,
         notes=(f"The launch is one of verl: the training of {what} is analyzed.", *notes),
         statements=(*_not_counted(settings, names), *configured.statements()),
+        unknown=tuple(configured.unknown),
         withheld=configured.withheld(),
         tuning=_tuning(settings, names),
     )

@@ -37,6 +37,8 @@ class MegatronWords:
     """Assumptions about translated options, one sentence each."""
     statements: tuple[str, ...] = ()
     """About options that are not counted, one sentence each."""
+    unknown: tuple[str, ...] = ()
+    """Keys of a framework that are not known, each of which has a statement."""
     withheld: tuple[str, ...] = ()
     """Why there can be no verdict (`Arguments.withheld`)."""
     world: World | None = None

@@ -111,10 +111,11 @@ def parse(
 
 def _refuse_unknown(own: MegatronWords) -> None:
     """Raises InputError for keys of a framework that are not known."""
-    keys = [name for name, found, _ in (each.partition(" is not known and not counted") for each in own.statements) if found]
-    if keys:
-        fault = "is not known" if len(keys) == 1 else "are not known"
-        raise InputError(", ".join(keys), fault, "leave out --info-strict to analyze the launch without the memory of these keys")
+    if own.unknown:
+        fault = "is not known" if len(own.unknown) == 1 else "are not known"
+        raise InputError(
+            ", ".join(own.unknown), fault, "leave out --info-strict to analyze the launch without the memory of these keys"
+        )
 
 
 def _tuning(tuning: FineTuning, info: InfoOptions) -> FineTuning:
