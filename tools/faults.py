@@ -62,15 +62,15 @@ FAULTS: Final = (
     Fault(
         "input left by a checkpoint of another chunk subtracted",
         "analyzer/memory/iteration.py",
-        "leftover + (chunk.leftover_input if in_flight else 0)",
-        "leftover - (chunk.leftover_input if in_flight else 0)",
+        "return sum(chunk.leftover_input for left, chunk, in_flight in each if left and in_flight)",
+        "return -sum(chunk.leftover_input for left, chunk, in_flight in each if left and in_flight)",
         "tests/memory/test_left_by_checkpoints.py::test_another_chunk_runs_beside_what_a_checkpoint_has_left",
     ),
     Fault(
         "input left by a checkpoint subtracted in the next backward",
-        "analyzer/memory/after_backward.py",
-        "left = leftover + memory.leftover_input if holding else leftover - memory.leftover",
-        "left = leftover - memory.leftover_input if holding else leftover - memory.leftover",
+        "analyzer/memory/block_memory.py",
+        "earlier = self.leftover + (self.leftover_input if backward else 0)",
+        "earlier = self.leftover - (self.leftover_input if backward else 0)",
         "tests/memory/test_left_by_checkpoints.py::"
         "test_a_backward_after_a_backward_has_the_input_and_the_gradient_of_the_earlier_one",
     ),

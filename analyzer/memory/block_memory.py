@@ -1,12 +1,13 @@
 """Memory of one block of operations for one microbatch, at every instant at which a module runs.
 
-The figures are a fold over the operations of `program`, in bytes above the memory before the block's forward. The tensors of an
-instant are listed on request. This module does not depend on other blocks, the pipeline, the optimizer or the GPU.
+The figures are a fold over the operations of `program`, in bytes above the memory before the block's forward. What is allocated
+around a block, and differs between its repetitions, is its `Setting`. The tensors of an instant are listed on request. This module
+does not depend on other blocks, the pipeline, the optimizer or the GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -17,6 +18,19 @@ from analyzer.program.operations import Operation, OperationKind, Role, with_pat
 
 NO_BYTES: Final = -(1 << 62)
 """Less than every memory figure; used as the maximum over no instants."""
+
+
+class Setting(NamedTuple):
+    """What a pass of a block depends on besides its operations. Sizes are in bytes."""
+
+    held: int = 0
+    """In backward: allocated outside the block from the sum of the residual gradients on, which is then a new tensor."""
+    shared: int = 0
+    """In backward: the gradient that the checkpoint after this block did not free, and the workspace of this block counts too."""
+    alone: bool = False
+    """In backward: no other microbatch of the chunk is in flight, and module attributes reference `Instant.lingering`."""
+    left: bool = False
+    """What its checkpoints did not free in an earlier backward is allocated, until tokens are dispatched again."""
 
 
 class Instant(NamedTuple):
@@ -49,32 +63,18 @@ class Instant(NamedTuple):
         return self.saved + self.temporary
 
 
-class Peaks(NamedTuple):
-    """Maxima over the instants of one pass of a block, by the flags that decide which bytes from outside are added."""
-
-    plain: int
-    """Of instants without either flag."""
-    past: int
-    """Of instants with `past_branch` only."""
-    sharing: int
-    """Of instants with `shares_leftover` only."""
-    sharing_past: int
-    """Of instants with both flags."""
-
-
 @dataclass(frozen=True)
 class BlockMemory:
-    """Memory of one block. Its instants are listed on request."""
+    """Memory of one block."""
 
-    module: Module
     retained: int
     """Bytes that stay allocated from its forward until its backward."""
     frame: tuple[Tensor, ...]
     """Tensors that local variables reference from its forward until the forward of the chunk returns."""
-    forward_peak: int
-    backward_peaks: Peaks
-    backward_peaks_alone: Peaks
-    """The same with `Instant.lingering`."""
+    forward: tuple[Instant, ...]
+    """Every instant of the forward."""
+    backward: tuple[Instant, ...]
+    """Every instant of the backward."""
     lingering: int
     """`Instant.lingering` after its backward."""
     leftover: int
@@ -88,20 +88,42 @@ class BlockMemory:
     leftover_input: int
     """Bytes of the input of that checkpoint, if the pipeline schedule may also reference this input."""
 
-    @property
-    def forward(self) -> tuple[Instant, ...]:
-        """Every instant of the forward."""
-        return self.module.derived(_forward_instants)
+    def levels(self, setting: Setting, *, backward: bool) -> Iterator[tuple[Instant, int]]:
+        """Every instant of the forward or the backward with all allocated bytes, including those of the setting."""
+        instants = self.backward if backward else self.forward
+        held, shared, alone, left = setting
+        earlier = self.leftover + (self.leftover_input if backward else 0)
+        last = _last_dispatch(instants, recomputed=backward) if left else 0
+        for instant in instants:
+            level = instant.saved + instant.temporary
+            if instant.past_branch:
+                level += held
+            if instant.shares_leftover:
+                level -= shared
+            if alone:
+                level += instant.lingering
+            if left:
+                level += (earlier if instant.number < last else 0) - instant.leftover
+            yield instant, level
 
-    @property
-    def backward(self) -> tuple[Instant, ...]:
-        """Every instant of the backward."""
-        return self.module.derived(_backward_instants)
+
+def _last_dispatch(instants: Sequence[Instant], *, recomputed: bool) -> int:
+    """The index of the last dispatch of tokens in a forward, or in the recomputation of a backward; 0 without one."""
+    return max((each.number for each in instants if each.kind is ModuleKind.DISPATCH and each.recomputed is recomputed), default=0)
 
 
 def block_memory(module: Module) -> BlockMemory:
     """The memory of a module's operations, cached per module object."""
     return module.derived(_block_memory)
+
+
+def highest_level(module: Module, setting: Setting, *, backward: bool) -> int:
+    """The maximum of `BlockMemory.levels`, cached per module object; `NO_BYTES` without instants."""
+    return module.derived(_highest_level, setting, backward)
+
+
+def _highest_level(module: Module, setting: Setting, backward: bool) -> int:
+    return max((level for _, level in block_memory(module).levels(setting, backward=backward)), default=NO_BYTES)
 
 
 def explained(module: Module, instant: Instant) -> tuple[str, tuple[Tensor, ...]]:
@@ -126,37 +148,18 @@ def _explained(module: Module, index: int, backward: bool) -> tuple[str, tuple[T
     raise ValueError(f"{module.name} has no instant {index}")
 
 
-def _forward_instants(module: Module) -> tuple[Instant, ...]:
-    listed: list[Instant] = []
-    forward = _Forward(listed)
-    for operation in operations(module).forward:
-        forward.apply(operation)
-    return tuple(listed)
-
-
-def _backward_instants(module: Module) -> tuple[Instant, ...]:
-    listed: list[Instant] = []
-    backward = _Backward(module, listed)
-    for operation in operations(module).backward:
-        backward.apply(operation)
-    return tuple(listed)
-
-
 def _block_memory(module: Module) -> BlockMemory:
     program = operations(module)
-    forward = _Forward()
+    forward, backward = _Forward(), _Backward(module)
     for operation in program.forward:
         forward.apply(operation)
-    backward = _Backward(module)
     for operation in program.backward:
         backward.apply(operation)
     return BlockMemory(
-        module=module,
         retained=module.retained_bytes,
         frame=_frame(program.forward),
-        forward_peak=forward.peak,
-        backward_peaks=Peaks(*backward.peaks),
-        backward_peaks_alone=Peaks(*backward.peaks_alone),
+        forward=tuple(forward.instants),
+        backward=tuple(backward.instants),
         lingering=backward.lingering,
         leftover=backward.leftover,
         leftover_of_last=backward.leftover_of_last,
@@ -172,11 +175,10 @@ def _frame(forward: Sequence[Operation]) -> tuple[Tensor, ...]:
 
 
 class _Forward:
-    """Accumulates the operations of a forward, in bytes. `listed` collects the instants."""
+    """Accumulates the operations of a forward, in bytes."""
 
-    def __init__(self, listed: list[Instant] | None = None) -> None:
-        self.listed = listed
-        self.peak = NO_BYTES
+    def __init__(self) -> None:
+        self.instants: list[Instant] = []
         self.saved = 0
         self.temporary = 0
 
@@ -205,18 +207,14 @@ class _Forward:
             self.temporary -= operation.bytes
 
     def compute(self, operation: Operation) -> None:
-        self.peak = max(self.peak, self.saved + self.temporary)
-        if self.listed is not None:
-            self.listed.append(Instant(len(self.listed), operation.module.kind, False, self.saved, self.temporary))
+        self.instants.append(Instant(len(self.instants), operation.module.kind, False, self.saved, self.temporary))
 
 
 class _Backward(_Forward):
     """The same for a backward. It starts with all bytes that the forward saved, and counts what checkpoints do not free."""
 
-    def __init__(self, module: Module, listed: list[Instant] | None = None) -> None:
-        super().__init__(listed)
-        self.peaks = [NO_BYTES] * 4
-        self.peaks_alone = [NO_BYTES] * 4
+    def __init__(self, module: Module) -> None:
+        super().__init__()
         self.saved = module.retained_before_backward
         self.lingering = 0
         self._checkpointed = module.derived(_checkpointed)
@@ -272,29 +270,22 @@ class _Backward(_Forward):
         self._checkpoint = None
 
     def compute(self, operation: Operation) -> None:
-        which = 2 * self._shares_from_outside + self._past_branch
-        allocated = self.saved + self.temporary
-        if allocated + self.leftover > self.peaks[which]:
-            self.peaks[which] = allocated + self.leftover
-        self.peaks_alone[which] = max(self.peaks_alone[which], allocated + self.leftover + self.lingering)
-        if self.listed is not None:
-            self.listed.append(
-                Instant(
-                    len(self.listed),
-                    operation.module.kind,
-                    True,
-                    self.saved + self.leftover,
-                    self.temporary,
-                    self.leftover,
-                    self._shares_from_outside,
-                    self._past_branch,
-                    operation.phase == "recompute",
-                    self.lingering,
-                    next(
-                        (each.shape[-2:] for each in operation.module.parameters if each.name == "weight" and not each.frozen), ()
-                    ),
-                )
+        module = operation.module
+        self.instants.append(
+            Instant(
+                len(self.instants),
+                module.kind,
+                True,
+                self.saved + self.leftover,
+                self.temporary,
+                self.leftover,
+                self._shares_from_outside,
+                self._past_branch,
+                operation.phase == "recompute",
+                self.lingering,
+                next((each.shape[-2:] for each in module.parameters if each.name == "weight" and not each.frozen), ()),
             )
+        )
 
 
 def _lingering(tensors: Iterable[Tensor]) -> int:

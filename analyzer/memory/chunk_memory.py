@@ -1,19 +1,18 @@
 """Memory of one microbatch in a model chunk, combined from the blocks of the chunk's program.
 
-Bytes are above the memory before the chunk's forward. Consecutive equal layers are one block with a count. From the second layer
-on, their memory changes by a constant per layer, so the peak is in the first, the second or the last of them.
+Bytes are above the memory before the chunk's forward. Consecutive equal layers are one block with a count. Their memory changes by
+a constant per layer, except for the first of them in backward, so the peak is in the first, the second or the last of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from analyzer.memory.after_backward import next_backward_peak, next_forward_peak
-from analyzer.memory.block_memory import BlockMemory, Peaks, block_memory
-from analyzer.memory.placement import Placement, Point, from_outside, placed
+from analyzer.memory.block_memory import BlockMemory, Instant, Setting, block_memory, highest_level
+from analyzer.memory.point import Point
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import RECOMPUTED_OUTPUT
 from analyzer.modules.tree import Module, Tensor, total_bytes
@@ -23,112 +22,199 @@ from analyzer.program.lowering import covers_layers
 _LAYERS: Final = (ModuleKind.LAYER, ModuleKind.CHECKPOINT)
 
 
-@dataclass(frozen=True, kw_only=True)
+class Situation(NamedTuple):
+    """The kind of a pass of a chunk by one microbatch."""
+
+    backward: bool = False
+    alone: bool = False
+    """In backward: no other microbatch of the chunk is in flight."""
+    left: bool = False
+    """What checkpoints did not free in an earlier backward of the chunk is allocated."""
+
+
+FORWARD: Final = Situation()
+BACKWARD: Final = Situation(backward=True)
+
+
+class Span(NamedTuple):
+    """Consecutive repetitions of a block in a pass, between which the memory changes by a constant."""
+
+    block: Module
+    parent: str
+    times: int
+    before: int
+    """Saved bytes at the first repetition, without what the block saves itself."""
+    step: int
+    """The difference of these bytes from one repetition to the next."""
+    setting: Setting
+    outside: tuple[Tensor, ...] = ()
+    """Tensors from outside the block that are allocated during all of it."""
+    held: tuple[Tensor, ...] = ()
+    """The same from the sum of the residual gradients on."""
+
+    def points(self, *, backward: bool) -> Iterator[Point]:
+        """The instants of the first and the last repetition."""
+        around = total_bytes(self.outside)
+        for repetition in sorted({0, self.times - 1}):
+            before = self.before + repetition * self.step
+            for instant, level in block_memory(self.block).levels(self.setting, backward=backward):
+                yield self._point(instant, before + level + around, around)
+
+    def _point(self, instant: Instant, allocated: int, around: int) -> Point:
+        held = self.held if instant.past_branch else ()
+        saved = allocated - around - total_bytes(held) - instant.temporary
+        return Point(self.block, self.parent, instant, saved, allocated, (*self.outside, *held))
+
+    def highest(self, *, backward: bool) -> int:
+        """Bytes at the highest instant."""
+        most = self.before + max(0, (self.times - 1) * self.step)
+        return most + highest_level(self.block, self.setting, backward=backward) + total_bytes(self.outside)
+
+
 class ChunkMemory:
-    """Memory of the forward and the backward of one chunk."""
+    """Memory of the forward and the backward of one chunk by one microbatch."""
 
-    retained: int
-    """Bytes that stay allocated from its forward until its backward."""
-    forward: tuple[Placement, ...]
-    backward: tuple[Placement, ...]
-    frames: tuple[tuple[Tensor, ...], ...]
-    """For each placement of the forward, tensors of earlier blocks that local variables reference."""
-    received: tuple[Tensor, ...]
-    """The gradient that the schedule references throughout the backward; empty for a chunk with the loss."""
-    forward_peak: Point
-    next_forward_peak: Point
-    """The peak of a forward that follows a backward of this chunk: the leftover of each layer is allocated until its dispatch."""
-    backward_peak: Point
-    lone_backward_peak: Point
-    """The peak of a backward of the only microbatch in flight, in which `Point.lingering` is allocated."""
-    next_backward_peak: Point
-    """The peak of a backward that follows a backward of this chunk without a forward in between.
-
-    The leftover of the earlier backward is still allocated in each layer that has not run yet.
-    """
-    first_forward: ChunkMemory | None = None
-    """The same chunk in the very first forward, if it differs from later ones."""
-    leftover: int = 0
-    """Bytes that its checkpoints leave allocated from their backward until their next forward."""
-    leftover_of_last: int = 0
-    """The part of `leftover` of the checkpoint that ran last in backward."""
-    leftover_input: int = 0
-    """Bytes of the input of that checkpoint, if it was received and the schedule may also reference it."""
-    reloaded: int = 0
-    """Bytes copied back from the host at the end of the preceding backward."""
-    graph: int = 0
-    """`Module.graph_bytes`: allocated from a backward until the end of the next forward."""
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        *,
+        received: tuple[Tensor, ...] = (),
+        first_forward: ChunkMemory | None = None,
+        graph: int = 0,
+    ) -> None:
+        self._blocks = [(block, block_memory(block.module)) for block in blocks]
+        self._received = received
+        self._spans: dict[Situation, tuple[Span, ...]] = {}
+        self._peaks: dict[Situation, int] = {}
+        self.first_forward = first_forward
+        """The same chunk in the very first forward, if it differs from later ones."""
+        self.graph = graph
+        """`Module.graph_bytes`: allocated from a backward until the end of the next forward."""
+        self.retained = sum(block.times * memory.retained for block, memory in self._blocks)
+        """Bytes that stay allocated from its forward until its backward."""
+        self.leftover = sum(block.times * memory.leftover for block, memory in self._blocks)
+        """Bytes that its checkpoints leave allocated from their backward until their next forward."""
 
     @cached_property
-    def peak_before_dispatch(self) -> Point | None:
-        """The peak of a forward before the dispatch of its last MoE layer; None without one."""
-        if not any(instant.kind is ModuleKind.DISPATCH for placement in self.forward for instant in placement.memory.forward):
-            return None
-        points = tuple(self.points("forward"))
-        last = max(index for index, point in enumerate(points) if point.instant.kind is ModuleKind.DISPATCH)
-        return max(points[:last], key=lambda point: point.bytes, default=None)
+    def _last_checkpoint(self) -> BlockMemory | None:
+        """The block of the checkpoint that runs last in backward and leaves tensors allocated."""
+        return next((memory for _, memory in self._blocks if memory.leftover_of_last is not None), None)
 
-    def points(self, direction: str) -> Iterator[Point]:
-        """Instants of the "forward" or "backward" in order. Of consecutive equal layers only those that can contain the peak."""
-        if direction == "forward":
-            for placement, frame in zip(self.forward, self.frames, strict=True):
-                for instant in placement.memory.forward:
-                    yield placed(placement, instant, outside=frame)
-        else:
-            for placement in self.backward:
-                yield from self.points_of(placement)
+    @property
+    def leftover_of_last(self) -> int:
+        """The part of `leftover` of the checkpoint that ran last in backward."""
+        return 0 if self._last_checkpoint is None else self._last_checkpoint.leftover_of_last or 0
 
-    def points_of(self, placement: Placement) -> Iterator[Point]:
-        """Instants of one repetition of a block in the backward."""
-        for instant in placement.memory.backward:
-            yield placed(placement, instant, outside=self.received)
+    @property
+    def leftover_input(self) -> int:
+        """Bytes of the input of that checkpoint, if it was received and the schedule may also reference it."""
+        return 0 if self._last_checkpoint is None else self._last_checkpoint.leftover_input
+
+    @cached_property
+    def reloaded(self) -> int:
+        """Bytes that are offloaded in forward and on the GPU when the backward of the chunk begins.
+
+        Groups of an earlier layer are among them if the last layer has no group of that name.
+        """
+        last = next((block.module for block, _ in reversed(self._blocks) if block.module.kind is ModuleKind.LAYER), None)
+        return 0 if last is None else last.retained_before_backward - last.retained_bytes + total_bytes(last.reloaded_ahead)
+
+    def peak(self, situation: Situation) -> int:
+        """Bytes at the highest instant of a pass."""
+        found = self._peaks.get(situation)
+        if found is None:
+            backward = situation.backward
+            found = self._peaks[situation] = max(span.highest(backward=backward) for span in self.spans(situation))
+        return found
+
+    def points(self, situation: Situation) -> Iterator[Point]:
+        """Instants of a pass in order. Of consecutive equal layers only those that can contain the peak."""
+        for span in self.spans(situation):
+            yield from span.points(backward=situation.backward)
+
+    def highest(self, situation: Situation) -> Point:
+        """The highest instant of a pass."""
+        return max(self.points(situation), key=lambda point: point.bytes)
+
+    @cached_property
+    def before_dispatch(self) -> Point | None:
+        """The highest instant of a forward before the dispatch of its last MoE layer; None without one."""
+        points = tuple(self.points(FORWARD))
+        dispatches = [index for index, point in enumerate(points) if point.instant.kind is ModuleKind.DISPATCH]
+        return max(points[: dispatches[-1]], key=lambda point: point.bytes, default=None) if dispatches else None
+
+    def spans(self, situation: Situation) -> tuple[Span, ...]:
+        """The blocks of a pass in the order of execution."""
+        found = self._spans.get(situation)
+        if found is None:
+            spans = self._backward(situation) if situation.backward else self._forward(situation.left)
+            found = self._spans[situation] = tuple(spans)
+        return found
+
+    def _forward(self, left: bool) -> Iterator[Span]:
+        """With `left`, what each checkpoint left is allocated until its block dispatches tokens."""
+        before = 0
+        rest = self.leftover if left else 0
+        frame: tuple[Tensor, ...] = ()
+        for block, memory in self._blocks:
+            freed = memory.leftover if left else 0
+            step = memory.retained - freed
+            yield Span(block.module, block.parent, block.times, before + rest - freed, step, Setting(left=left), frame)
+            before += block.times * memory.retained
+            rest -= block.times * freed
+            frame += memory.frame
+
+    def _backward(self, situation: Situation) -> Iterator[Span]:
+        """The received gradient is that of the residual stream during the last branch of the last layer, which counts it.
+
+        After this branch the residual gradient is a new tensor, and `output_tensor_grad` of core/pipeline_parallel/schedules.py
+        still references the received one.
+        """
+        _, alone, left = situation
+        blocks, received = self._blocks, self._received
+        last_layers = _last_layers(blocks)
+        until_lookup, waiting = _waiting([block.module for block, _ in blocks])
+        before, gradient = self.retained, 0
+        past = False
+        if left:
+            before += self.leftover
+        for index in range(len(blocks) - 1, -1, -1):
+            block, memory = blocks[index]
+            more = memory.lingering if alone else 0
+            step = more - memory.retained + (0 if left else memory.leftover)
+            outside = waiting if index in until_lookup else ()
+            branch = index == last_layers and block.module.kind in _LAYERS
+            for first, times in ((True, 1), (False, block.times - 1)):
+                if not times:
+                    continue
+                shared = gradient if first or memory.leftover_gradient is None else memory.leftover_gradient
+                is_last = first and index == last_layers
+                held = received if first and branch else ()
+                held += _held(block.module, received=bool(received) and is_last, left=shared > 0)
+                around = (*received, *outside) if past or (index == last_layers and not first) else outside
+                setting = Setting(total_bytes(held), shared, alone, left)
+                own = before - memory.retained - (memory.leftover if left else 0)
+                yield Span(block.module, block.parent, times, own, step, setting, around, held)
+                before += times * step
+            past = past or index == last_layers
+            if memory.leftover_gradient is not None:
+                gradient = memory.leftover_gradient
+            elif block.module.kind in _LAYERS and block.module.children:  # the residual gradient is a new tensor
+                gradient = 0
 
 
 def chunk_memory(tree: Module, *, received: tuple[Tensor, ...] = (), first: Module | None = None) -> ChunkMemory:
     """The memory of a chunk.
 
-    `received` is the gradient of its output, if another stage sends one. During the last branch of the last layer it is the
-    gradient of the residual stream, which that layer already counts. After this branch the residual gradient is a new tensor, and
-    `output_tensor_grad` of core/pipeline_parallel/schedules.py still references the received one. `first` is the tree in the very
-    first forward, if it differs.
+    `received` is the gradient of its output, if another stage sends one. `first` is the tree in the very first forward, if it
+    differs.
     """
-    blocks = [(block, block_memory(block.module)) for block in chunk_program(tree).blocks]
-    forward, frames, retained = _forward(blocks)
-    backward, ends = _backward(blocks, retained, received=bool(received))
-    gradient = total_bytes(received)
-    forward_peak, backward_peak = _forward_peak(forward, frames), _backward_peak(backward, received, gradient)
-    left = ends.leftover
-    return ChunkMemory(
-        retained=retained,
-        forward=forward,
-        backward=backward,
-        frames=frames,
-        received=received,
-        forward_peak=forward_peak,
-        next_forward_peak=next_forward_peak(blocks, forward, frames, left) if left else forward_peak,
-        backward_peak=backward_peak,
-        lone_backward_peak=_backward_peak(backward, received, gradient, alone=True),
-        next_backward_peak=next_backward_peak(backward, received, left) if left else backward_peak,
-        first_forward=None if first is None else chunk_memory(first, received=received),
-        leftover=ends.leftover,
-        leftover_of_last=ends.leftover_of_last,
-        leftover_input=ends.leftover_input,
-        reloaded=_reloaded(blocks),
-        graph=tree.graph_bytes,
-    )
-
-
-def _reloaded(blocks: Sequence[tuple[Block, BlockMemory]]) -> int:
-    """Bytes that are offloaded in forward and on the GPU when the backward of the chunk begins.
-
-    Groups of an earlier layer are among them if the last layer has no group of that name.
-    """
-    last = next((block.module for block, _ in reversed(blocks) if block.module.kind is ModuleKind.LAYER), None)
-    return 0 if last is None else last.retained_before_backward - last.retained_bytes + total_bytes(last.reloaded_ahead)
+    first_forward = None if first is None else chunk_memory(first, received=received)
+    return ChunkMemory(chunk_program(tree).blocks, received=received, first_forward=first_forward, graph=tree.graph_bytes)
 
 
 class ChunkFigures(NamedTuple):
-    """The figures of `ChunkMemory` in bytes, without the instants at which they occur."""
+    """The figures of `ChunkMemory` in bytes."""
 
     retained: int
     forward_peak: int
@@ -137,83 +223,15 @@ class ChunkFigures(NamedTuple):
 
 
 def chunk_figures(blocks: Sequence[Block], *, received: tuple[Tensor, ...] = ()) -> ChunkFigures:
-    """The peaks of a chunk in bytes. They are equal to those of `chunk_memory`."""
-    with_memory = [(block, block_memory(block.module)) for block in blocks]
-    forward, frames, retained = _forward(with_memory)
-    backward, ends = _backward(with_memory, retained, received=bool(received))
-    gradient = total_bytes(received)
-    highest = max(_highest(each, each.memory.backward_peaks, gradient, leftover=each.leftover) for each in backward)
+    """The peaks of a chunk in bytes."""
+    memory = ChunkMemory(blocks, received=received)
+    backward = memory.peak(BACKWARD)
     return ChunkFigures(
-        retained=retained,
-        forward_peak=max(
-            each.before + each.memory.forward_peak + total_bytes(frame) for each, frame in zip(forward, frames, strict=True)
-        ),
-        backward_peak=highest,
-        next_backward_peak=next_backward_peak(backward, received, ends.leftover).bytes if ends.leftover else highest,
+        retained=memory.retained,
+        forward_peak=memory.peak(FORWARD),
+        backward_peak=backward,
+        next_backward_peak=memory.peak(Situation(backward=True, left=True)) if memory.leftover else backward,
     )
-
-
-class _Ends(NamedTuple):
-    """Bytes that checkpoints leave allocated after the backward of a chunk, as in `ChunkMemory`."""
-
-    leftover: int
-    leftover_of_last: int
-    leftover_input: int
-
-
-def _forward(
-    blocks: list[tuple[Block, BlockMemory]],
-) -> tuple[tuple[Placement, ...], tuple[tuple[Tensor, ...], ...], int]:
-    placements: list[Placement] = []
-    frames: list[tuple[Tensor, ...]] = []
-    before = 0
-    frame: tuple[Tensor, ...] = ()
-    for block, memory in blocks:
-        for repetition in sorted({0, block.times - 1}):
-            placements.append(Placement(block, memory, before + repetition * memory.retained))
-            frames.append(frame)
-        before += block.times * memory.retained
-        frame += memory.frame
-    return tuple(placements), tuple(frames), before
-
-
-def _backward(blocks: list[tuple[Block, BlockMemory]], retained: int, *, received: bool) -> tuple[tuple[Placement, ...], _Ends]:
-    placements: list[Placement] = []
-    last_layers = _last_layers(blocks)
-    before = retained
-    leftover = shared = lingering = 0
-    until_lookup, gradient = _waiting([block.module for block, _ in blocks])
-    ends = _Ends(0, 0, 0)
-    past = False
-    for index in range(len(blocks) - 1, -1, -1):
-        block, memory = blocks[index]
-        for repetition in _repetitions(block.times):
-            left = shared if repetition == 0 or memory.leftover_gradient is None else memory.leftover_gradient
-            placements.append(
-                Placement(
-                    block,
-                    memory,
-                    before - (repetition + 1) * memory.retained,
-                    leftover + repetition * memory.leftover,
-                    left,
-                    branch=index == last_layers and repetition == 0 and block.module.kind in _LAYERS,
-                    past=past or (index == last_layers and repetition > 0),
-                    held=_held(block.module, received=received and index == last_layers and repetition == 0, left=left > 0),
-                    lingering=lingering + repetition * memory.lingering,
-                    waiting=gradient if index in until_lookup else (),
-                )
-            )
-        before -= block.times * memory.retained
-        leftover += block.times * memory.leftover
-        lingering += block.times * memory.lingering
-        if memory.leftover_gradient is not None:
-            shared = memory.leftover_gradient
-        elif block.module.kind in _LAYERS and block.module.children:  # the residual gradient is a new tensor
-            shared = 0
-        if memory.leftover_of_last is not None:
-            ends = _Ends(leftover, memory.leftover_of_last, memory.leftover_input)
-        past = past or index == last_layers
-    return tuple(placements), ends._replace(leftover=leftover)
 
 
 def _waiting(modules: list[Module]) -> tuple[range, tuple[Tensor, ...]]:
@@ -242,12 +260,7 @@ def _held(module: Module, *, received: bool, left: bool) -> tuple[Tensor, ...]:
     return tuple(replace(each, name="gradient of the checkpoint's output") for each in outputs)
 
 
-def _repetitions(count: int) -> list[int]:
-    """Indices of the first, the second and the last of `count` equal layers: from the second on, figures change by a constant."""
-    return sorted({0, min(1, count - 1), count - 1})
-
-
-def _last_layers(blocks: list[tuple[Block, BlockMemory]]) -> int | None:
+def _last_layers(blocks: Sequence[tuple[Block, BlockMemory]]) -> int | None:
     """The index of the block in whose backward the received gradient stops being the gradient of the residual stream.
 
     A final norm, or MTP layers with the final norm before them, count it.
@@ -265,41 +278,3 @@ def _last_layers(blocks: list[tuple[Block, BlockMemory]]) -> int | None:
         if (block.module.kind is ModuleKind.LAYER and block.module.children) or covers_layers(block.module)
     ]
     return found[-1] if found else None
-
-
-def _forward_peak(placements: tuple[Placement, ...], frames: tuple[tuple[Tensor, ...], ...]) -> Point:
-    index = max(
-        range(len(placements)),
-        key=lambda index: placements[index].before + placements[index].memory.forward_peak + total_bytes(frames[index]),
-    )
-    placement = placements[index]
-    instant = max(placement.memory.forward, key=lambda each: each.bytes)
-    return placed(placement, instant, outside=frames[index])
-
-
-def _highest(placement: Placement, peaks: Peaks, gradient: int, *, leftover: int) -> int:
-    """The peak of one repetition in bytes, including `leftover` and the received gradient."""
-    base = placement.before + leftover + total_bytes(placement.waiting)
-    past_gradient = (gradient if placement.past or placement.branch else 0) + total_bytes(placement.held)
-    plain_gradient = gradient if placement.past else 0
-    return base + max(
-        peaks.plain + plain_gradient,
-        peaks.past + past_gradient,
-        peaks.sharing + plain_gradient - placement.shared,
-        peaks.sharing_past + past_gradient - placement.shared,
-    )
-
-
-def _backward_peak(placements: tuple[Placement, ...], received: tuple[Tensor, ...], gradient: int, *, alone: bool = False) -> Point:
-    """The highest instant of a backward; if `alone`, including `Point.lingering`, which its bytes do not contain."""
-
-    def highest(each: Placement) -> int:
-        peaks = each.memory.backward_peaks_alone if alone else each.memory.backward_peaks
-        return _highest(each, peaks, gradient, leftover=each.leftover + alone * each.lingering)
-
-    placement = max(placements, key=highest)
-    instant = max(
-        placement.memory.backward,
-        key=lambda each: each.bytes + alone * each.lingering + from_outside(placement, each, gradient),
-    )
-    return placed(placement, instant, outside=received)

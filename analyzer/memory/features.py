@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from analyzer.memory.graphs.peaks import GraphMemory
     from analyzer.memory.iteration import PeakContext
     from analyzer.memory.peak import Peak
-    from analyzer.memory.placement import Point
+    from analyzer.memory.point import Point
     from analyzer.memory.workspaces import Workspace
     from analyzer.modules.stage import StageModel
     from analyzer.states.record import States

@@ -6,13 +6,15 @@ The walk over the steps uses integers only. The tensors at the peak are collecte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
+from typing import Final, NamedTuple
 
-from analyzer.memory.chunk_memory import ChunkMemory
+from analyzer.memory.chunk_memory import BACKWARD, ChunkMemory, Situation
 from analyzer.memory.peak import Peak, PeakPosition
 from analyzer.memory.pipeline_tensors import PREVIOUS, MessageOrder, PipelineTensors, PipelineWalk, tensors_at
-from analyzer.memory.placement import Exchange, Point
+from analyzer.memory.point import Exchange, Point
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.norm import PARTIAL_SUMS
 from analyzer.modules.tree import Tensor, total_bytes
@@ -100,6 +102,24 @@ def _lower_steps(order: Sequence[Step], chunks: Sequence[ChunkMemory]) -> tuple[
     return range(2, warmup - 1), min(len(order), last + 3)
 
 
+_SITUATIONS: Final = {flags: Situation(*flags) for flags in product((False, True), repeat=3)}
+"""Every kind of pass of a chunk."""
+Place = Situation | Point | Exchange
+"""Where a peak can be in a step: the highest instant of a pass of the chunk, another instant, or the messages after it."""
+
+
+class _AtPeak(NamedTuple):
+    """The highest instant so far."""
+
+    step: int
+    """The index of the step."""
+    place: Place
+    workspaces: int
+    saved: int
+    """Bytes saved by other microbatches, and left by checkpoints."""
+    in_flight: tuple[int, ...]
+
+
 class _Walk:
     """A walk over the steps of an iteration. All sizes are in bytes."""
 
@@ -122,13 +142,14 @@ class _Walk:
         """Workspaces that are not allocated yet."""
         self._first_passes = set() if warm else {(kind, chunk) for kind in ("forward", "backward") for chunk in range(len(chunks))}
         """Passes of chunks that have not run yet; their first run may allocate workspaces."""
-        self._saved = 0
-        """Bytes saved by microbatches in flight."""
+        self._left = [warm and each.leftover > 0 for each in chunks]
+        """For each chunk, whether what its checkpoints did not free in its last backward is allocated."""
+        self._saved = sum(each.leftover for each in chunks) if warm else 0
+        """Bytes saved by microbatches in flight, and left by checkpoints."""
         self._in_flight = [0] * len(chunks)
-        self._leftover = [each.leftover if warm else 0 for each in chunks]
-        """For each chunk, bytes that its checkpoints did not free in its last backward."""
+        self._has_inputs_left = any(each.leftover and each.leftover_input for each in chunks)
         self._overlaps = bool(context.planned)
-        self._left = list(context.left) if warm and context.left else [0] * len(chunks)
+        self._idle = list(context.left) if warm and context.left else [0] * len(chunks)
         """For each chunk, bytes that its dispatchers reference because no microbatch of it is in flight."""
         self._sent = 0
         """Bytes of the gradient that is being sent."""
@@ -138,7 +159,6 @@ class _Walk:
         """For each step, the first backward after it."""
         self._forwards_done: set[tuple[int, int]] = set()
         """Microbatches and chunks whose forward has run."""
-        self._has_leftover = any(each.leftover for each in chunks)
         self._deferred_calls = 0
         """Calls of the output layer whose weight gradients are deferred, so far."""
         self._deferred_last = False
@@ -146,10 +166,7 @@ class _Walk:
         self._deferring = 0
         """Microbatches with such calls whose backward has finished."""
         self._highest = self._workspaces
-        self._peak: tuple[int, Point] | None = None
-        """Index of the step with the peak so far, and the instant in that step."""
-        self._at_peak = (self._workspaces, 0, tuple(self._in_flight))
-        """Workspaces, activations and microbatches in flight at that instant."""
+        self._at_peak: _AtPeak | None = None
 
     def run(self, index: int, step: Step) -> None:
         """Runs one step of the schedule."""
@@ -162,78 +179,81 @@ class _Walk:
         forward = step.kind == "forward"
         if forward:
             if self._overlaps and not self._in_flight[number]:
-                self._left[number] = 0
+                self._idle[number] = 0
             self._in_flight[number] += 1
         else:
             self._saved -= saved + self._reloaded
             self._reloaded = 0
-        pipeline = self._pipeline.begin(index, step)
-        kept = self._kept_graphs(index) if self._context.deferral is not None else 0
-        self._saved += kept
-        base = self._saved + pipeline
-        if forward and index and len(self._chunks) == 1 and self._order[index - 1].kind == "backward" and not self._overlaps:
-            base += 0 if self._deferred_last else chunk.graph
-        if self._overlaps:
-            base += sum(self._left) + self._sent + self._context.offloaded[1].get(index, 0)
-        self._visit_instants(index, step, base)
-        self._saved -= kept
+        alone = not forward and self._in_flight[number] == 1 and not self._overlaps
+        situation = _SITUATIONS[not forward, alone, self._left[number]]
+        if situation.left:
+            self._saved -= chunk.leftover
+            self._left[number] = False
+        self._visit_instants(index, step, situation)
         if forward:
-            if self._context.pipeline.exchanged and self._messages.situations[index].awaits:
-                self._exchange(index, chunk, saved, base)
             self._saved += saved + planned
             if self._following:
                 self._forwards_done.add((step.microbatch, step.chunk))
         else:
-            self._saved -= planned
-            self._in_flight[number] -= 1
-            if self._context.left:
-                self._left[number] = 0 if self._in_flight[number] else self._context.left[number]
-                # the dispatchers of an idle chunk reference it too, if they reference inputs
-                self._sent = self._context.sent[number] if self._left[number] <= 0 else 0
-            self._leftover[number] = chunk.leftover
-            self._pipeline.end(step)
-            if chunk.reloaded:
-                self._reload(index)
+            self._end_backward(index, step, planned)
 
-    def _visit_instants(self, index: int, step: Step, base: int) -> None:
-        """Updates the peak with the instants of a step.
-
-        `base`: bytes of microbatches in flight and of the pipeline schedule, without workspaces.
-        """
+    def _end_backward(self, index: int, step: Step, planned: int) -> None:
         number = step.chunk
-        forward = step.kind == "forward"
+        chunk = self._chunks[number]
+        self._saved += chunk.leftover - planned
+        self._left[number] = chunk.leftover > 0
+        self._in_flight[number] -= 1
+        if self._context.left:
+            self._idle[number] = 0 if self._in_flight[number] else self._context.left[number]
+            # the dispatchers of an idle chunk reference it too, if they reference inputs
+            self._sent = self._context.sent[number] if self._idle[number] <= 0 else 0
+        self._pipeline.end(step)
+        if chunk.reloaded:
+            self._reload(index)
+
+    def _visit_instants(self, index: int, step: Step, situation: Situation) -> None:
+        """Updates the peak with the instants of a step."""
+        pipeline = self._pipeline.begin(index, step)
+        kept = self._kept_graphs(index) if self._context.deferral is not None else 0
+        self._saved += kept
+        base = self._saved + pipeline
+        number, forward = step.chunk, not situation.backward
+        chunk = self._chunks[number]
+        if forward and chunk.graph and index and len(self._chunks) == 1 and not self._overlaps:
+            referenced = self._order[index - 1].kind == "backward" and not self._deferred_last
+            base += chunk.graph if referenced else 0
+        if self._overlaps:
+            base += sum(self._idle) + self._sent + self._context.offloaded[1].get(index, 0)
         if step.paired:
             self._overlapped(index, step, base)
         elif index and self._order[index - 1].paired:
-            self._leftover[number] = 0  # the overlapped forward before it has its instants
+            pass  # the overlapped forward before it has its instants
         elif not forward and self._context.deferral is not None and number == len(self._chunks) - 1:
-            self._deferring_backward(index, step, base, self._context.deferral)
+            self._deferring_backward(index, step, situation, base, self._context.deferral)
         elif self._first_passes and (step.kind, number) in self._first_passes:
-            self._first_pass(index, step, base)
+            self._first_pass(index, step, situation, base)
         else:
-            point = self._highest_point(step)
-            self._leftover[number] = 0
-            self._update_peak(index, point, base)
+            self._update_peak(index, situation, base, chunk.peak(situation))
             if forward and self._pipeline.released:
-                self._before_dispatch(index, self._chunks[number], base)
+                self._before_dispatch(index, chunk, base)
+        self._saved -= kept
+        if forward and self._context.pipeline.exchanged and self._messages.situations[index].awaits:
+            self._exchange(index, chunk, base)
 
     def _before_dispatch(self, index: int, chunk: ChunkMemory, base: int) -> None:
         """The forward of a chunk that was idle: until its last dispatch, dispatchers reference the last input of the chunk."""
-        point = chunk.peak_before_dispatch
+        point = chunk.before_dispatch
         if point is not None:
             outside = self._pipeline.released
             more = point.bytes + total_bytes(outside)
-            self._update_peak(index, point._replace(bytes=more, outside=(*point.outside, *outside)), base)
+            self._update_peak(index, point._replace(bytes=more, outside=(*point.outside, *outside)), base, more)
 
-    def _exchange(self, index: int, chunk: ChunkMemory, saved: int, base: int) -> None:
+    def _exchange(self, index: int, chunk: ChunkMemory, base: int) -> None:
         """The messages after a forward. Its output is assigned to `output_tensor`, which referenced the previous one before."""
         pipeline = self._context.pipeline
         previous = (each for each in pipeline.alive_during(self._messages.situations[index]) if each.name == PREVIOUS)
-        outside = pipeline.exchanged
-        exchange = Exchange(
-            chunk.forward_peak.block, "", chunk.forward_peak.instant, saved, saved + total_bytes(outside), 0, outside
-        )
-        self._update_peak(index, exchange, base - total_bytes(previous))
+        exchange = Exchange(chunk.retained, pipeline.exchanged)
+        self._update_peak(index, exchange, base - total_bytes(previous), exchange.bytes)
 
     def _reload(self, index: int) -> None:
         """Counts what the backward at `index` copied back for the next one."""
@@ -253,7 +273,7 @@ class _Walk:
     @property
     def kept(self) -> int:
         """Bytes of the workspaces, of what the microbatches in flight have saved, and of what idle chunks reference."""
-        return self._workspaces + self._saved + sum(self._left) + self._sent
+        return self._workspaces + self._saved + sum(self._idle) + self._sent
 
     def skip_forward(self, step: Step) -> None:
         """A forward of the only chunk that cannot be the peak."""
@@ -262,43 +282,24 @@ class _Walk:
         self._in_flight[0] += 1
         self._saved += self._chunks[0].retained
 
-    def _highest_point(self, step: Step) -> Point:
-        """The highest instant of a forward or backward that allocates no workspaces."""
-        chunk = self._chunks[step.chunk]
-        if step.kind == "forward":
-            return chunk.next_forward_peak if self._leftover[step.chunk] else chunk.forward_peak
-        if self._leftover[step.chunk]:
-            return chunk.next_backward_peak
-        alone = self._in_flight[step.chunk] == 1 and not self._overlaps
-        return chunk.lone_backward_peak if alone else chunk.backward_peak
-
-    def _update_peak(self, index: int, point: Point, base: int) -> None:
-        """Updates the peak."""
-        step = self._order[index]
-        lingering = point.lingering if self._in_flight[step.chunk] == 1 and not self._overlaps else 0
-        total = self._workspaces + base + point.bytes + lingering
-        if self._has_leftover:
-            total += self._leftover_of_other_chunks()
+    def _update_peak(self, index: int, place: Place, base: int, size: int) -> None:
+        """Updates the peak with `size` bytes above `base`, at a place in a step."""
+        total = self._workspaces + base + size + self._inputs_left
         if total > self._highest:
             self._highest = total
-            self._peak = (index, point)
-            self._at_peak = (self._workspaces, self._saved + point.saved + lingering, tuple(self._in_flight))
+            self._at_peak = _AtPeak(index, place, self._workspaces, self._saved, tuple(self._in_flight))
 
-    def _first_pass(self, index: int, step: Step, base: int) -> None:
+    def _first_pass(self, index: int, step: Step, situation: Situation, base: int) -> None:
         """The first forward or backward of a chunk. Every instant is visited if workspaces are still to be allocated."""
         self._first_passes.discard((step.kind, step.chunk))
         chunk = self._chunks[step.chunk]
-        highest = self._highest_point(step)
-        self._leftover[step.chunk] = 0
-        allocates = any(each.phase == step.kind for each in self._not_allocated)
         if step.kind == "forward" and chunk.first_forward is not None:
-            points: Iterable[Point] = chunk.first_forward.points("forward")
-        elif allocates:
-            points = chunk.points(step.kind)
-        else:
-            points = (highest,)
-        for point in points:
-            self._update_peak(index, point, base - (self._allocate(point) if allocates else 0))
+            chunk = chunk.first_forward
+        elif not any(each.phase == step.kind for each in self._not_allocated):
+            self._update_peak(index, situation, base, chunk.peak(situation))
+            return
+        for point in chunk.points(situation):
+            self._update_peak(index, point, base - self._allocate(point), point.bytes)
 
     def _kept_graphs(self, index: int) -> int:
         """Bytes that autograd graphs of deferred calls keep during this step, beyond the tensors of the pipeline schedule."""
@@ -308,26 +309,24 @@ class _Walk:
         handles = self._deferring * self._chunks[-1].graph if self._context.deferral.graph_bytes else 0
         return handles + max(0, self._deferring * self._context.deferral.graph_bytes - counted)
 
-    def _deferring_backward(self, index: int, step: Step, base: int, deferral: Deferral) -> None:
+    def _deferring_backward(self, index: int, step: Step, situation: Situation, base: int, deferral: Deferral) -> None:
         """A backward of the last chunk. From the backward of an output layer on, the operands of its weight gradient are kept."""
         self._first_passes.discard((step.kind, step.chunk))
         chunk = self._chunks[step.chunk]
         before = self._deferred_calls
-        again, self._leftover[step.chunk] = self._leftover[step.chunk], 0
         self._deferred_last = self._deferred_calls < deferral.calls and deferral.graph_bytes > 0
         self._deferring += self._deferred_calls < deferral.calls
-        for placement in chunk.backward:
-            for point in chunk.points_of(placement):
-                self._update_peak(index, point, base - self._allocate(point))
-            calls = min(placement.block.module.derived(output_layers), deferral.calls - self._deferred_calls)
+        spans = chunk.spans(situation)
+        for span in spans:
+            for point in span.points(backward=True):
+                self._update_peak(index, point, base - self._allocate(point), point.bytes)
+            calls = min(span.block.derived(output_layers), deferral.calls - self._deferred_calls)
             self._deferred_calls += calls
             self._saved += calls * deferral.bytes_each
             base += calls * deferral.bytes_each
         if self._deferred_calls > before:
-            outputs = sum(placement.block.module.derived(output_layers) for placement in chunk.backward)
+            outputs = sum(span.block.derived(output_layers) for span in spans)
             self._saved += max(0, before + outputs - self._deferred_calls) * deferral.input_bytes
-        if again:
-            self._update_peak(index, chunk.next_backward_peak, base)
 
     def _overlapped(self, index: int, step: Step, base: int) -> None:
         """A forward that overlaps with the backward after it. The overlapped peak includes the saved bytes of that backward."""
@@ -337,12 +336,11 @@ class _Walk:
         self._first_passes -= {(step.kind, step.chunk), ("backward", other)}
         self._workspaces += sum(each.bytes for each in self._not_allocated if each.phase != "optimizer")
         self._not_allocated = [each for each in self._not_allocated if each.phase == "optimizer"]
-        self._leftover[step.chunk] = 0
         calls = self._calls_to_defer(other)
         points = self._context.deferring if calls else self._context.overlapped
         point = self._context.offloaded[0].get(index) or points[self._messages.pair(index, in_flight)]
         self._saved -= saved
-        self._update_peak(index, point, base - saved)
+        self._update_peak(index, point, base - saved, point.bytes)
         if calls and self._context.deferral is not None:
             self._deferred_calls += calls
             saved += calls * self._context.deferral.bytes_each
@@ -353,16 +351,16 @@ class _Walk:
         deferral = self._context.deferral
         if deferral is None or number != len(self._chunks) - 1:
             return 0
-        calls = sum(each.block.module.derived(output_layers) for each in self._chunks[number].backward)
+        calls = sum(span.block.derived(output_layers) for span in self._chunks[number].spans(BACKWARD))
         return min(calls, deferral.calls - self._deferred_calls)
 
-    def _leftover_of_other_chunks(self) -> int:
-        """Bytes that checkpoints of other chunks did not free."""
-        return sum(
-            leftover + (chunk.leftover_input if in_flight else 0)
-            for leftover, chunk, in_flight in zip(self._leftover, self._chunks, self._in_flight, strict=True)
-            if leftover
-        )
+    @property
+    def _inputs_left(self) -> int:
+        """Bytes of inputs of checkpoints that stayed allocated in chunks with other microbatches in flight."""
+        if not self._has_inputs_left:
+            return 0
+        each = zip(self._left, self._chunks, self._in_flight, strict=True)
+        return sum(chunk.leftover_input for left, chunk, in_flight in each if left and in_flight)
 
     def _allocate(self, point: Point) -> int:
         """Allocates the workspaces that are used for the first time at this instant. Returns bytes of it that are freed before."""
@@ -379,23 +377,27 @@ class _Walk:
 
     def peak(self, messages: MessageOrder, context: PeakContext, *, warm: bool) -> Peak:
         """The peak, with its tensors."""
-        workspaces, activations, in_flight = self._at_peak
-        if self._peak is None:
-            position = PeakPosition(event=PeakEvent.BETWEEN_ITERATIONS)
+        at = self._at_peak
+        if at is None:
             return Peak(
-                bytes=self._highest, workspaces=workspaces, activations=0, transient=(), in_flight=in_flight, position=position
+                bytes=self._highest,
+                workspaces=self._workspaces,
+                activations=0,
+                transient=(),
+                in_flight=tuple(0 for _ in self._chunks),
+                position=PeakPosition(event=PeakEvent.BETWEEN_ITERATIONS),
             )
-        index, point = self._peak
-        step = messages.order[index]
-        pipeline = tensors_at(index, context.pipeline, context.idle, messages, warm=warm)
+        step = messages.order[at.step]
+        point = self._chunks[step.chunk].highest(at.place) if isinstance(at.place, Situation) else at.place
+        pipeline = tensors_at(at.step, context.pipeline, context.idle, messages, warm=warm)
         if isinstance(point, Exchange):
             pipeline = tuple(each for each in pipeline if each.name != PREVIOUS)
         return Peak(
             bytes=self._highest,
-            workspaces=workspaces,
-            activations=activations,
+            workspaces=at.workspaces,
+            activations=at.saved + point.saved,
             transient=(*point.transient, *pipeline),
-            in_flight=in_flight,
+            in_flight=at.in_flight,
             position=PeakPosition(
                 event=PeakEvent.FORWARD if step.kind == "forward" else PeakEvent.BACKWARD,
                 step=step,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.memory.chunk_memory import chunk_memory
-from analyzer.memory.placement import Point
+from analyzer.memory.chunk_memory import BACKWARD, chunk_memory
+from analyzer.memory.point import Point
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.tree import Module
 from analyzer.passes.stages import stage_models
@@ -48,7 +48,7 @@ def test_the_tensors_left_by_a_layer_are_allocated_in_the_backward_of_earlier_la
 
     def runs(name: str) -> tuple[Point, Point]:
         """Return the points in the backward of the last layer and of the layer before it."""
-        found = [point for point in memory.points("backward") if point.path.endswith(name)]
+        found = [point for point in memory.points(BACKWARD) if point.path.endswith(name)]
         assert len(found) == 4  # each layer is first recomputed
         return found[1], found[3]
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from analyzer.errors import InputError
 from analyzer.layout.stages import Chunk
+from analyzer.memory.chunk_memory import BACKWARD, Situation
 from analyzer.memory.iteration import peak_of_iteration
 from analyzer.memory.ranks import contexts
 from analyzer.memory.stages import StageAnalysis, analysed_stages
@@ -33,6 +34,7 @@ from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 from tests.job_of import job_of
 
+ALONE = Situation(backward=True, alone=True)
 LINE = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --global-batch-size 64"
 
 
@@ -264,7 +266,7 @@ def check(options: str) -> None:
         folded, left = peak_by_folding(job, stage)
         more = walked.bytes - sum(each.bytes for each in stage.workspaces) - folded
         # tensors that stay if no other microbatch of the chunk is in flight
-        lingering = {point.lingering for chunk in stage.chunks for point in (chunk.forward_peak, chunk.lone_backward_peak)}
+        lingering = {chunk.peak(ALONE) - chunk.peak(BACKWARD) for chunk in stage.chunks}
         assert more == 0 or (len(stage.chunks) > 1 and more in lingering), stage.model.pipeline_rank
         assert left == 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.memory.chunk_memory import ChunkMemory, chunk_memory
+from analyzer.memory.chunk_memory import BACKWARD, ChunkMemory, chunk_memory
 from analyzer.modules.moe.alltoall import alltoall_combine
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Module, total_bytes
@@ -21,7 +21,7 @@ def tree_of(line: str) -> Module:
 
 def peak_in(memory: ChunkMemory, name: str) -> int:
     """The highest point of the backward in the modules whose path contains `name`."""
-    return max(point.bytes for point in memory.points("backward") if name in point.path)
+    return max(point.bytes for point in memory.points(BACKWARD) if name in point.path)
 
 
 def test_the_gradient_of_a_tied_embedding_waits_for_the_embedding() -> None:

@@ -8,7 +8,7 @@ replaces them: in the next forward, or in the recomputation of the next backward
 from __future__ import annotations
 
 from analyzer.layout.stages import chunks
-from analyzer.memory.chunk_memory import ChunkMemory, chunk_memory
+from analyzer.memory.chunk_memory import BACKWARD, ChunkMemory, Situation, chunk_memory
 from analyzer.memory.iteration import PeakContext, step_bytes
 from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.modules.kinds import ModuleKind
@@ -47,8 +47,8 @@ def checkpointed_chunk() -> ChunkMemory:
 def test_a_backward_after_a_backward_has_the_input_and_the_gradient_of_the_earlier_one() -> None:
     """Attention is recomputed before the dispatch: its own input and activations, and both tensors of the earlier backward."""
     memory = checkpointed_chunk()
-    assert memory.backward_peak.bytes == HIDDEN + A + W
-    assert memory.next_backward_peak.bytes == HIDDEN + A + W + 2 * HIDDEN
+    assert memory.peak(BACKWARD) == HIDDEN + A + W
+    assert memory.peak(Situation(backward=True, left=True)) == HIDDEN + A + W + 2 * HIDDEN
 
 
 def test_another_chunk_runs_beside_what_a_checkpoint_has_left() -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.memory.chunk_memory import chunk_memory
+from analyzer.memory.chunk_memory import BACKWARD, FORWARD, chunk_memory
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.layer import LayerKind, checkpointed, layer_runs, transformer_layer
 from analyzer.modules.models.gpt import chunk_tree, full_model
@@ -213,9 +213,9 @@ def test_backward_starts_with_the_bytes_that_forward_saved(t: int, sp: bool, rec
     }[recompute]
     asked = replace(job(t=t, sp=sp and t > 1), recompute=spec)
     memory = chunk_memory(chunk_tree(module_inputs(asked), ChunkKind(layers=((LayerKind(), layers),))))
-    saved = [point.saved for point in memory.points("backward")]
+    saved = [point.saved for point in memory.points(BACKWARD)]
     assert saved[0] == memory.retained
-    assert memory.forward_peak.bytes >= memory.retained
+    assert memory.peak(FORWARD) >= memory.retained
     assert saved[-1] < saved[0]
     if recompute is None:
         assert saved == sorted(saved, reverse=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.memory.chunk_memory import chunk_memory
+from analyzer.memory.chunk_memory import Situation, chunk_memory
 from analyzer.memory.workspaces import workspaces
 from analyzer.modules.quantized import scales
 from analyzer.modules.tree import Module, parameters
@@ -105,7 +105,7 @@ def test_peaks_of_backward_match_the_recording(recipe: str, line: str, blackwell
     job = fp8(recipe, line, blackwell=blackwell)
     [tree] = stage_models(job)[0].trees
     constant = workspace_bytes(job) + (8_388_608 if SPLIT in line else 0)
-    points = {point.path: point.bytes + constant for point in chunk_memory(tree).points("backward")}
+    points = {point.path: point.bytes + constant for point in chunk_memory(tree).points(Situation(backward=True))}
     for layer, peak in recorded.items():
         [found] = [bytes_ for path, bytes_ in points.items() if path.endswith(layer)]
         assert found == pytest.approx(peak, abs=2 * SMALL), layer

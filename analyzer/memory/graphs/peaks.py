@@ -19,7 +19,7 @@ from analyzer.memory.iteration import PeakContext, peak_of_iteration
 from analyzer.memory.overlapped.microbatches import overlapped_peaks
 from analyzer.memory.peak import Peak
 from analyzer.memory.pipeline_tensors import SENT, MessageOrder
-from analyzer.memory.placement import Point
+from analyzer.memory.point import Point
 from analyzer.memory.workspaces import Workspace, workspaces_of
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import shapes_of

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from analyzer.memory.overlapped.layers import Node, Placed, Unit, units
 from analyzer.memory.overlapped.offload import OffloadedGroups, StepGroups, group_members
 from analyzer.memory.pipeline_tensors import MessageOrder
-from analyzer.memory.placement import Point
+from analyzer.memory.point import Point
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import LOCAL_ROWS
 from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Tensor, total_bytes
