@@ -54,8 +54,14 @@ class Instant(NamedTuple):
     """In backward: a checkpoint runs the forward of the module again."""
     lingering: int = 0
     """In backward: bytes in addition to `bytes` that module attributes still reference if no other microbatch is in flight."""
-    weight: tuple[int, ...] = ()
-    """In backward: the shape of the module's weight, of each expert for experts; empty without a trained weight."""
+    module: Module | None = None
+    """In backward: the module that runs."""
+
+    @property
+    def weight(self) -> tuple[int, ...]:
+        """In backward: the shape of the module's weight, of each expert for experts; empty without a trained weight."""
+        parameters = () if self.module is None else self.module.parameters
+        return next((each.shape[-2:] for each in parameters if each.name == "weight" and not each.frozen), ())
 
     @property
     def bytes(self) -> int:
@@ -283,7 +289,7 @@ class _Backward(_Forward):
                 self._past_branch,
                 operation.phase == "recompute",
                 self.lingering,
-                next((each.shape[-2:] for each in module.parameters if each.name == "weight" and not each.frozen), ()),
+                module,
             )
         )
 
