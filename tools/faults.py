@@ -33,10 +33,10 @@ FAULTS: Final = (
     ),
     Fault(
         "1F1B frees the input of the previous microbatch",
-        "analyzer/memory/pipeline_tensors.py",
-        "tensors = PipelineTensors(forward=(*sent, *old, *received), backward=sent, exchanged=exchanged)",
-        "tensors = PipelineTensors(forward=(*sent, *received), backward=sent, exchanged=exchanged)",
-        "tests/memory/test_pipeline_tensors.py::test_a_steady_forward_has_the_input_and_both_gradients_of_the_previous_microbatch",
+        "analyzer/schedule/references.py",
+        "inputs.update(each for each in (self._input, self._output) if each is not None)",
+        "inputs.update(each for each in (self._input,) if each is not None)",
+        "tests/memory/test_messages.py::test_a_steady_forward_has_the_input_and_both_gradients_of_the_previous_microbatch",
     ),
     Fault(
         "overlapped microbatches without the experts' backward",
@@ -62,8 +62,8 @@ FAULTS: Final = (
     Fault(
         "input left by a checkpoint of another chunk subtracted",
         "analyzer/memory/iteration.py",
-        "return sum(chunk.leftover_input for left, chunk, in_flight in each if left and in_flight)",
-        "return -sum(chunk.leftover_input for left, chunk, in_flight in each if left and in_flight)",
+        "found += chunk.leftover + (chunk.leftover_input if moment.others[number] else 0)",
+        "found += chunk.leftover - (chunk.leftover_input if moment.others[number] else 0)",
         "tests/memory/test_left_by_checkpoints.py::test_another_chunk_runs_beside_what_a_checkpoint_has_left",
     ),
     Fault(

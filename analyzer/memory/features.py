@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from analyzer.memory.pipeline_tensors import MessageOrder, PipelineTensors, kept_inputs, pipeline_tensors
+from analyzer.memory.messages import MessageTensors, kept_inputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.deferred_output_gradients import Deferral, deferral_of
 from analyzer.passes.stages import frees_input
+from analyzer.schedule.iteration import Iteration
 from analyzer.schedule.pipeline import Pair
 from analyzer.specs import TrainingJob
 
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 def schedule_tensors(
     job: TrainingJob, model: StageModel, *, first_iteration: bool = False
-) -> tuple[PipelineTensors, tuple[tuple[Tensor, ...], ...]]:
-    """`PipelineTensors` and `kept_inputs` of a stage, without the inputs of chunks that activation offloading frees."""
-    freed = [frees_input(job, tree, first_iteration=first_iteration) for tree in model.trees]
+) -> tuple[MessageTensors, tuple[tuple[Tensor, ...], ...]]:
+    """`MessageTensors` and `kept_inputs` of a stage, without the inputs of chunks that activation offloading frees."""
+    freed = tuple(frees_input(job, tree, first_iteration=first_iteration) for tree in model.trees)
     # the last layer of the microbatch whose backward runs first is not offloaded
-    first_stays = not first_iteration and sum(module.kind is ModuleKind.LAYER for _, module in model.trees[-1].walk()) == 1
+    stays = any(freed) and not first_iteration and sum(each.kind is ModuleKind.LAYER for _, each in model.trees[-1].walk()) == 1
     return (
-        pipeline_tensors(job, pipeline_rank=model.pipeline_rank, freed=all(freed), first_stays=first_stays),
+        MessageTensors(job, model.pipeline_rank, freed, first_stays=stays),
         kept_inputs(job, model.chunks, pipeline_rank=model.pipeline_rank, freed=freed),
     )
 
@@ -46,7 +47,7 @@ def deferrals(job: TrainingJob, model: StageModel) -> tuple[Deferral | None, Def
     )
 
 
-def overlapped_points(job: TrainingJob, trees: Sequence[Module], messages: MessageOrder, *, deferred: int = 0) -> dict[Pair, Point]:
+def overlapped_points(job: TrainingJob, trees: Sequence[Module], messages: Iteration, *, deferred: int = 0) -> dict[Pair, Point]:
     """The peaks of overlapped forwards and backwards. Empty without `--overlap-moe-expert-parallel-comm`.
 
     `deferred` as in `overlapped_peaks`.
@@ -59,7 +60,7 @@ def overlapped_points(job: TrainingJob, trees: Sequence[Module], messages: Messa
 
 
 def offloaded_points(
-    job: TrainingJob, trees: Sequence[Module], messages: MessageOrder
+    job: TrainingJob, trees: Sequence[Module], messages: Iteration
 ) -> tuple[Mapping[int, Point], Mapping[int, int]]:
     """`PeakContext.offloaded`, for later iterations."""
     if not job.flags.overlap_moe_expert_parallel_comm or job.activation_offload is None:
@@ -98,7 +99,7 @@ def graph_memory_of(
     states: States,
     workspaces: Sequence[Workspace],
     *,
-    iterations: tuple[MessageOrder, MessageOrder],
+    iterations: tuple[Iteration, Iteration],
     context: PeakContext,
     eager: tuple[Peak, Peak],
 ) -> GraphMemory | None:

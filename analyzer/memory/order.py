@@ -1,17 +1,23 @@
-"""The order of the steps of an iteration of a rank."""
+"""The iteration of a rank of a job."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from analyzer.layout.stages import Chunk
 from analyzer.passes.deferred_output_gradients import deferring_microbatches
-from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
+from analyzer.schedule.iteration import Iteration, iteration
+from analyzer.schedule.pipeline import equivalent_microbatches
+from analyzer.schedule.references import Ends
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
 
 
-def order_of(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[Step, ...]:
-    """The steps of an iteration, with as few microbatches as are needed to reach the same peak."""
+def equivalent_iteration(job: TrainingJob, pipeline_rank: int, microbatches: int, chunks: Sequence[Chunk]) -> Iteration:
+    """An iteration with as few microbatches as are needed to reach the same peak."""
     last = pipeline_rank == job.parallel.pipeline - 1
-    return iteration_steps(job, pipeline_rank, microbatches_to_peak(job, microbatches, pipeline_rank=pipeline_rank, last=last))
+    number = microbatches_to_peak(job, microbatches, pipeline_rank=pipeline_rank, last=last)
+    return iteration_of(job, pipeline_rank, number, chunks)
 
 
 def microbatches_to_peak(job: TrainingJob, microbatches: int, *, pipeline_rank: int = 0, last: bool = True) -> int:
@@ -34,15 +40,21 @@ def microbatches_to_peak(job: TrainingJob, microbatches: int, *, pipeline_rank: 
     )
 
 
-def iteration_steps(job: TrainingJob, pipeline_rank: int, microbatches: int) -> tuple[Step, ...]:
-    """The steps of an iteration of a pipeline rank with a number of microbatches."""
+def iteration_of(job: TrainingJob, pipeline_rank: int, microbatches: int, chunks: Sequence[Chunk]) -> Iteration:
+    """The iteration of a pipeline rank, which has these chunks, with a number of microbatches."""
     parallel = job.parallel
-    return steps(
+    return iteration(
         pipeline=parallel.pipeline,
         pipeline_rank=pipeline_rank,
-        chunks=parallel.chunks,
         microbatches=microbatches,
         group_size=parallel.microbatch_group_size,
         legacy=is_before(job.megatron, "0.10"),
         combined=job.flags.overlap_moe_expert_parallel_comm,
+        overlaps=parallel.overlap_p2p,
+        ends=ends_of(chunks),
     )
+
+
+def ends_of(chunks: Sequence[Chunk]) -> Ends:
+    """Which chunks of a rank are at an end of the model."""
+    return Ends(tuple(chunk.pre_process for chunk in chunks), tuple(chunk.post_process for chunk in chunks))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from analyzer.memory.iteration import step_bytes
-from analyzer.memory.order import iteration_steps
-from analyzer.memory.pipeline_tensors import MessageOrder
+from analyzer.memory.order import iteration_of
 from analyzer.memory.ranks import contexts
 from analyzer.memory.stages import StageAnalysis
 from analyzer.schedule.pipeline import Step
@@ -29,10 +28,9 @@ def memory_over_iteration(job: TrainingJob, stage: StageAnalysis) -> tuple[StepM
     The blocks of the allocator can be larger than their tensors. CUDA graphs are not considered.
     """
     model = stage.model
-    order = iteration_steps(job, model.pipeline_rank, job.batch.microbatches)
+    iteration = iteration_of(job, model.pipeline_rank, job.batch.microbatches, model.chunks)
     _, states = stage.states[0]
     base = states.steady + sum(tree.lingering_once for tree in model.trees)
-    messages = MessageOrder(order, model.chunks, job.parallel)
-    _, context = contexts(job, stage, messages)
-    found = step_bytes(messages, stage.chunks, context=context, workspaces=stage.workspaces)
-    return tuple(StepMemory(step, base + peak, base + after) for step, (peak, after) in zip(order, found, strict=True))
+    _, context = contexts(job, stage, iteration)
+    found = step_bytes(iteration, stage.chunks, context=context, workspaces=stage.workspaces)
+    return tuple(StepMemory(step, base + peak, base + after) for step, (peak, after) in zip(iteration.order, found, strict=True))

@@ -30,7 +30,6 @@ from analyzer.memory.features import (
 )
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
 from analyzer.memory.peak import Peak, PeakPosition, Remainder
-from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.stages import StageAnalysis, analysed_stages, distinct_stages
 from analyzer.memory.verdict import highest
 from analyzer.memory.workspaces import Workspace
@@ -38,6 +37,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.stages import last_layer_bytes_on_gpu
 from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
+from analyzer.schedule.iteration import Iteration
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import FP32
@@ -245,12 +245,11 @@ def _references_input(tree: Module) -> bool:
     return first is not None and bool(first.outlives)
 
 
-def contexts(job: TrainingJob, stage: StageAnalysis, messages: MessageOrder) -> tuple[PeakContext, PeakContext]:
+def contexts(job: TrainingJob, stage: StageAnalysis, messages: Iteration) -> tuple[PeakContext, PeakContext]:
     """What the first and a later iteration hold in addition to their microbatches. `messages` are the steps of the later one."""
     model = stage.model
-    steps, inputs = schedule_tensors(job, model)
-    first_steps, first_inputs = schedule_tensors(job, model, first_iteration=True) if job.activation_offload else (steps, inputs)
-    interleaved, none = job.parallel.virtual_pipeline is not None, ((),) * len(inputs)
+    of_messages, inputs = schedule_tensors(job, model)
+    of_first_messages, _ = schedule_tensors(job, model, first_iteration=True) if job.activation_offload else (of_messages, inputs)
     context = partial(
         PeakContext,
         overlapped=overlapped_points(job, model.trees, messages),
@@ -264,10 +263,9 @@ def contexts(job: TrainingJob, stage: StageAnalysis, messages: MessageOrder) -> 
     extra = last_layer_bytes_on_gpu(job, model.trees[-1])
     # the operands of one call do not depend on the number of microbatches
     deferring = {} if of_later is None else overlapped_points(job, model.trees, messages, deferred=of_later.bytes_each)
-    idle_first, idle = (first_inputs, inputs) if interleaved else (none, none)
     return (
-        context(pipeline=first_steps, idle=idle_first, deferral=of_first, deferring=deferring),
-        context(pipeline=steps, idle=idle, deferral=of_later, deferring=deferring, offloaded=offloaded, extra_of_first=extra),
+        context(messages=of_first_messages, deferral=of_first, deferring=deferring),
+        context(messages=of_messages, deferral=of_later, deferring=deferring, offloaded=offloaded, extra_of_first=extra),
     )
 
 

@@ -22,7 +22,7 @@ from analyzer.memory.allocator.replay import is_replayed
 from analyzer.memory.chunk_memory import ChunkFigures, chunk_figures
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, outside_allocator_bytes
-from analyzer.memory.pipeline_tensors import pipeline_tensors, received_gradient
+from analyzer.memory.messages import MessageTensors, received_gradient
 from analyzer.memory.ranks import tensor_classes
 from analyzer.memory.stages import distinct_stages
 from analyzer.memory.workspaces import workspace_bytes
@@ -31,8 +31,9 @@ from analyzer.modules.layer import LayerRuns
 from analyzer.modules.models.gpt import CACHED_CHUNKS, chunk_modules, has_final_norm, layer_kinds, layers_of_chunk
 from analyzer.modules.models.parts import ChunkKind
 from analyzer.modules.shapes import Shapes, shapes_of
-from analyzer.modules.tree import Module, Tensor, total_bytes
+from analyzer.modules.tree import Module, Tensor
 from analyzer.program.chunks import Block
+from analyzer.schedule.references import Kind, Message
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
 from analyzer.states.adam import copies_gradients, step_tensors_of_torch
@@ -210,14 +211,25 @@ def _peak_of_rank(job: TrainingJob, shapes: Shapes, rank: int, chunks: Sequence[
             modules[id(module)] = (module, before + times)
     constant = workspace_bytes(job, shapes, tuple(modules.values()), chunks=len(chunks)) + sum(chunk.referenced for chunk in chunks)
     states, copies = _states(job, chunks)
-    messages = pipeline_tensors(job, pipeline_rank=rank)
-    messages_bytes = (total_bytes(messages.forward), total_bytes(messages.backward))
+    messages_bytes = _messages(job, rank, len(chunks))
     figures = [chunk.figures for chunk in chunks]
     if len(chunks) == 1:
         in_iteration = _one_chunk(figures[0], job.parallel.pipeline - rank, job.batch.microbatches, messages_bytes)
     else:
         in_iteration = _interleaved(job, rank, figures, messages_bytes)
     return states + constant + max(copies, in_iteration)
+
+
+def _messages(job: TrainingJob, rank: int, chunks: int) -> tuple[int, int]:
+    """Bytes of the messages that the schedule references in a steady forward and in a steady backward, at least."""
+    first, last = rank == 0, rank == job.parallel.pipeline - 1
+    backward = [] if first and chunks == 1 else [Kind.INPUT_GRADIENT]
+    forward = [*backward]
+    if chunks == 1:
+        forward += ([] if first else [Kind.INPUT]) + ([] if last else [Kind.OUTPUT_GRADIENT])
+    tensors = MessageTensors(job, rank, (False,) * chunks)
+    of_forward, of_backward = (tensors.bytes([Message(kind, 0, 0) for kind in kinds]) for kinds in (forward, backward))
+    return of_forward, of_backward
 
 
 def _states(job: TrainingJob, chunks: Sequence[_Chunk]) -> tuple[int, int]:

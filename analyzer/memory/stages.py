@@ -9,12 +9,13 @@ from analyzer.buffers.of_stage import stage_buffers
 from analyzer.buffers.parameter_order import numel_of, sum_of_parameters
 from analyzer.layout.groups import RankRanges
 from analyzer.memory.chunk_memory import ChunkMemory, chunk_memory
-from analyzer.memory.order import order_of
-from analyzer.memory.pipeline_tensors import MessageOrder, received_gradient
+from analyzer.memory.messages import received_gradient
+from analyzer.memory.order import equivalent_iteration
 from analyzer.memory.workspaces import Workspace, workspaces
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Tensor
 from analyzer.passes.stages import fsdp_trees_of, offload_trees_of, stage_models, trees_key, without_equal
+from analyzer.schedule.iteration import Iteration
 from analyzer.specs import TrainingJob
 from analyzer.states.of_rank import stage_states, states_by_ranks
 from analyzer.states.record import States
@@ -33,7 +34,7 @@ class StageAnalysis:
     chunks: tuple[ChunkMemory, ...]
     first_chunks: tuple[ChunkMemory, ...]
     """In the first iteration."""
-    iterations: tuple[MessageOrder, MessageOrder]
+    iterations: tuple[Iteration, Iteration]
     """The steps of the first iteration and of a later one."""
     parameters: int
     parameters_routed_experts: int
@@ -126,9 +127,9 @@ def _plain_chunk_memory(tree: Module, received: tuple[Tensor, ...]) -> ChunkMemo
     return chunk_memory(tree, received=received)
 
 
-def _iterations(job: TrainingJob, model: StageModel) -> tuple[MessageOrder, MessageOrder]:
-    first, later = job.batch.first_microbatches, job.batch.microbatches
-    order = MessageOrder(order_of(job, model.pipeline_rank, later), model.chunks, job.parallel)
-    if first == later:
-        return order, order
-    return MessageOrder(order_of(job, model.pipeline_rank, first), model.chunks, job.parallel), order
+def _iterations(job: TrainingJob, model: StageModel) -> tuple[Iteration, Iteration]:
+    first, later = (
+        equivalent_iteration(job, model.pipeline_rank, number, model.chunks)
+        for number in (job.batch.first_microbatches, job.batch.microbatches)
+    )
+    return first, later

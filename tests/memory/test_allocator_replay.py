@@ -15,7 +15,7 @@ from analyzer.memory.allocator.caching_allocator import SMALL_SIZE
 from analyzer.memory.allocator.replay import fragmentation
 from analyzer.memory.allocator.script import TEMPORARY, Action, script
 from analyzer.memory.allocator.settings import AllocatorSettings
-from analyzer.memory.order import order_of
+from analyzer.memory.order import iteration_of
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.memory.verdict import highest, verdict
 from analyzer.memory.workspaces import workspaces
@@ -148,7 +148,7 @@ def one_tensor(bytes: int, job: TrainingJob) -> tuple[int, int]:
     """Return the unsplit and unused bytes of a rank whose only activation has the given size."""
     [stage] = stage_models(job)
     tree = Module(name="gpt_model", saved=(Tensor(name="x", shape=(bytes,), dtype="uint8"),))
-    order = order_of(job, 0, 1)
+    order = iteration_of(job, 0, 1, stage.chunks).order
     buffers, scripts, kept = stage_buffers(job, stage), [script(tree)], workspaces(job, ())
     found = fragmentation(job, stage, buffers, scripts, kept, orders=(order, order), settings=AllocatorSettings())
     return found.unsplit, found.unused

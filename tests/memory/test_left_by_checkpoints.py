@@ -10,9 +10,11 @@ from __future__ import annotations
 from analyzer.layout.stages import chunks
 from analyzer.memory.chunk_memory import BACKWARD, ChunkMemory, Situation, chunk_memory
 from analyzer.memory.iteration import PeakContext, step_bytes
-from analyzer.memory.pipeline_tensors import MessageOrder
+from analyzer.memory.order import ends_of
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
+from analyzer.schedule.iteration import Iteration
+from analyzer.schedule.messages import Ring
 from analyzer.schedule.pipeline import Step, steps
 from tests.parallel_spec import spec
 
@@ -60,6 +62,6 @@ def test_another_chunk_runs_beside_what_a_checkpoint_has_left() -> None:
     order = steps(pipeline=2, pipeline_rank=0, chunks=2, microbatches=4)
     at = order.index(Step("forward", 3, 0))
     assert [(each.kind, each.microbatch, each.chunk) for each in order[:at] if each.kind == "backward"] == [("backward", 0, 1)]
-    messages = MessageOrder(order, chunks(4, parallel)[0], parallel)
-    found = step_bytes(messages, [checkpointed_chunk()] * 2, context=PeakContext())
+    iteration = Iteration(order, ends_of(chunks(4, parallel)[0]), Ring(2, 2, overlaps=True, first=True, last=False))
+    found = step_bytes(iteration, [checkpointed_chunk()] * 2, context=PeakContext())
     assert found[at][0] == 4 * HIDDEN + (HIDDEN + A + W) + 2 * HIDDEN

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.workspaces import FROM_START, Workspace, cublas_workspace_bytes
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.kinds import ModuleKind
@@ -19,6 +18,7 @@ from analyzer.modules.shapes import shapes_of
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, parameters
 from analyzer.passes.graph_scopes import FULL_ITERATION, Scope, captured_modules, layer_scope, transformer_layers
+from analyzer.schedule.iteration import Iteration
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import GraphSpec, TrainingJob
 from analyzer.units import BLOCK, dtype_bytes, round_up
@@ -54,7 +54,7 @@ def kept_tensors(
     job: TrainingJob,
     graphs: GraphSpec,
     stage: StageModel,
-    captured: MessageOrder,
+    captured: Iteration,
     kinds: frozenset[ModuleKind],
     workspaces: Sequence[Workspace],
 ) -> tuple[list[Workspace], list[Workspace]]:
@@ -83,7 +83,7 @@ def kept_tensors(
 
 
 def _kept_te(
-    job: TrainingJob, graphs: GraphSpec, stage: StageModel, captured: MessageOrder, kinds: frozenset[ModuleKind]
+    job: TrainingJob, graphs: GraphSpec, stage: StageModel, captured: Iteration, kinds: frozenset[ModuleKind]
 ) -> tuple[list[Workspace], list[Workspace]]:
     """Buffers of `make_graphed_callables` with `_reuse_graph_input_output_buffers`: before the capture, and after it."""
     moe, hidden = job.model.moe, shapes_of(job).hidden("input").bytes
@@ -123,7 +123,7 @@ def _output_gradients(job: TrainingJob, graphs: GraphSpec, scope: Scope) -> int:
     return (rows + 1) * hidden + shared + probabilities
 
 
-def _kept_local(job: TrainingJob, graphs: GraphSpec, stage: StageModel, captured: MessageOrder) -> list[Workspace]:
+def _kept_local(job: TrainingJob, graphs: GraphSpec, stage: StageModel, captured: Iteration) -> list[Workspace]:
     """The input of the first layer, buffers that all layers read, and the outputs of all layers (`_CudaGraphRunner`, 0.16.1)."""
     hidden = shapes_of(job).hidden("input").bytes
     layers = _captured_layers(job, graphs, stage)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.memory.graphs.kept import batch_bytes, captured_from_start, kept_tensors
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
+from analyzer.memory.order import ends_of
 from analyzer.memory.overlapped.microbatches import overlapped_peaks
 from analyzer.memory.peak import Peak
-from analyzer.memory.pipeline_tensors import SENT, MessageOrder
 from analyzer.memory.point import Point
 from analyzer.memory.workspaces import Workspace, workspaces_of
 from analyzer.modules.kinds import ModuleKind
@@ -33,6 +33,7 @@ from analyzer.passes.graph_scopes import (
     outside_tree,
     transformer_layers,
 )
+from analyzer.schedule.iteration import Iteration
 from analyzer.schedule.pipeline import Pair, Step
 from analyzer.specs import GraphSpec, MoeSpec, TrainingJob
 from analyzer.states.record import States
@@ -67,7 +68,7 @@ def graph_memory(
     states: States,
     workspaces: Sequence[Workspace],
     *,
-    iterations: tuple[MessageOrder, MessageOrder],
+    iterations: tuple[Iteration, Iteration],
     context: PeakContext,
     eager: tuple[Peak, Peak],
 ) -> GraphMemory:
@@ -130,26 +131,20 @@ def _static_input_gradients(graphs: GraphSpec, moe: MoeSpec | None, stage: Stage
 
 def _with_static_input_gradients(context: PeakContext, static: Sequence[bool]) -> PeakContext:
     """The context without the gradients that are static."""
-    if not any(static):
+    if context.messages is None:
         return context
-    pipeline = context.pipeline
-    forward, backward = (
-        tuple(tensor for tensor in tensors if tensor.name != SENT) for tensors in (pipeline.forward, pipeline.backward)
-    )
-    idle = tuple(each[:1] if of else each for each, of in zip(context.idle, static, strict=False))
-    pipeline = replace(pipeline, forward=forward, backward=backward, last_of_warmup=pipeline.last_of_warmup[:1])
-    return replace(context, pipeline=pipeline, idle=idle)
+    return replace(context, messages=replace(context.messages, static_gradients=tuple(static)))
 
 
-def _captured_steps(job: TrainingJob, stage: StageModel, iteration: MessageOrder, *, full_iteration: bool) -> MessageOrder:
+def _captured_steps(job: TrainingJob, stage: StageModel, iteration: Iteration, *, full_iteration: bool) -> Iteration:
     """The captured steps. Without pipeline parallelism these are the steps of one microbatch, whose graphs are used for all."""
     if job.parallel.pipeline == 1 and not full_iteration:
-        return MessageOrder((Step("forward", 0, 0), Step("backward", 0, 0)), stage.chunks, job.parallel)
+        return Iteration((Step("forward", 0, 0), Step("backward", 0, 0)), ends_of(stage.chunks))
     return iteration
 
 
 def _capture_peak(
-    job: TrainingJob, graphs: GraphSpec, stage: StageModel, captured: MessageOrder, workspaces: Sequence[Workspace]
+    job: TrainingJob, graphs: GraphSpec, stage: StageModel, captured: Iteration, workspaces: Sequence[Workspace]
 ) -> Peak:
     """The peak of the captured modules alone. `workspaces` are those of a full iteration: cuBLAS allocates others in the graph."""
     output = shapes_of(job).hidden("static output")
@@ -161,7 +156,7 @@ def _capture_peak(
     return replace(peak, position=replace(peak.position, capture=True))
 
 
-def _overlapped(job: TrainingJob, trees: Sequence[Module], messages: MessageOrder) -> dict[Pair, Point]:
+def _overlapped(job: TrainingJob, trees: Sequence[Module], messages: Iteration) -> dict[Pair, Point]:
     """The peaks of overlapped microbatches in `trees`, which are parts of the chunks (`PeakContext.overlapped`)."""
     if not any(step.paired for step in messages.order):
         return {}

@@ -8,19 +8,18 @@ Source: core/models/common/model_chunk_schedule_plan.py `TransformerModelChunkSc
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from analyzer.memory.overlapped.layers import Node, Placed, Unit, units
 from analyzer.memory.overlapped.offload import OffloadedGroups, StepGroups, group_members
-from analyzer.memory.pipeline_tensors import MessageOrder
 from analyzer.memory.point import Point
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import LOCAL_ROWS
 from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Tensor, total_bytes
 from analyzer.passes.deferred_output_gradients import output_layers
+from analyzer.schedule.iteration import Iteration
 from analyzer.schedule.pipeline import Pair
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
@@ -35,26 +34,23 @@ class _Chunk(NamedTuple):
     last: Unit
 
 
-def overlapped_peaks(trees: Sequence[Module], messages: MessageOrder, *, early: bool, deferred: int = 0) -> dict[Pair, Point]:
+def overlapped_peaks(trees: Sequence[Module], messages: Iteration, *, early: bool, deferred: int = 0) -> dict[Pair, Point]:
     """The peaks of the overlapped steps of an iteration. `trees`: one for each chunk. `early` as in `overlapped_peak`.
 
     `deferred`: bytes that the backward of each output layer keeps for its deferred weight gradient.
     """
     kept = [deferred * output_layers(tree) if deferred else 0 for tree in trees]
     found: dict[Pair, Point] = {}
-    in_flight: Counter[int] = Counter()
-    for index, step in enumerate(messages.order):
-        if step.paired:
-            pair = messages.pair(index, in_flight)
-            if pair not in found:
-                chunks = _Chunk(*units(trees[pair.forward])), _Chunk(*units(trees[pair.backward]))
-                found[pair] = _peak(_OverlappedStep(*chunks, pair, early=early, deferred=kept[pair.backward]))
-        in_flight[step.chunk] += 1 if step.kind == "forward" else -1
+    for moment in messages.moments(warm=True):
+        pair = moment.pair
+        if pair is not None and pair not in found:
+            chunks = _Chunk(*units(trees[pair.forward])), _Chunk(*units(trees[pair.backward]))
+            found[pair] = _peak(_OverlappedStep(*chunks, pair, early=early, deferred=kept[pair.backward]))
     return found
 
 
 def offloaded_peaks(
-    job: TrainingJob, offload: ActivationOffloadSpec, trees: Sequence[Module], messages: MessageOrder
+    job: TrainingJob, offload: ActivationOffloadSpec, trees: Sequence[Module], messages: Iteration
 ) -> tuple[dict[int, Point], dict[int, int]]:
     """The peak of each overlapped step of a later iteration, and bytes that are on the GPU before each other step, by index.
 
@@ -64,17 +60,16 @@ def offloaded_peaks(
     groups = OffloadedGroups([group_members(offload, tree) for tree in trees], messages.order)
     peaks: dict[int, Point] = {}
     before: dict[int, int] = {}
-    in_flight: Counter[int] = Counter()
-    for index, step in enumerate(messages.order):
-        if step.paired:
-            pair, other = messages.pair(index, in_flight), messages.order[index + 1]
+    for index, moment in enumerate(messages.moments(warm=True)):
+        step, pair = moment.step, moment.pair
+        if pair is not None:
+            other = messages.order[index + 1]
             both = StepGroups(groups, (step.microbatch, step.chunk), (other.microbatch, other.chunk))
             early = job.flags.early_attention_backward
             peaks[index] = _peak(_OverlappedStep(chunks[pair.forward], chunks[pair.backward], pair, early=early, groups=both))
-        elif step.kind == "forward" or not messages.order[index - 1].paired:
+        elif not moment.overlapped:
             before[index] = groups.bytes
             groups.run(step)
-        in_flight[step.chunk] += 1 if step.kind == "forward" else -1
     return peaks, before
 
 

@@ -14,7 +14,7 @@ import pytest
 from analyzer.buffers.gradient_buffers import bucket_divisor, bucket_size, chunk_buffers
 from analyzer.buffers.parameter_order import ParameterRun
 from analyzer.errors import InputError
-from analyzer.memory.order import order_of
+from analyzer.memory.order import iteration_of
 from analyzer.memory.ranks import highest_rank
 from analyzer.modules.head import cross_entropy
 from analyzer.modules.kinds import ModuleKind
@@ -214,7 +214,7 @@ def test_all_forwards_of_a_single_group_come_first_before_core_0_10(release: str
     backward.
     """
     job = core_job(release, f"{INTERLEAVED} --global-batch-size 8")
-    kinds = [step.kind for step in order_of(job, 1, 2)]
+    kinds = [step.kind for step in iteration_of(job, 1, 2, stage_models(job)[1].chunks).order]
     assert kinds.index("backward") == forwards
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.memory.pipeline_tensors import MessageOrder, PipelineWalk, kept_inputs, pipeline_tensors
+from analyzer.memory.messages import MessageTensors
+from analyzer.memory.order import ends_of
 from analyzer.memory.ranks import rank_classes_of_tensors
 from analyzer.passes.stages import stage_models
+from analyzer.schedule.iteration import Iteration, Moment
+from analyzer.schedule.messages import Ring
 from analyzer.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
 from tests.job_of import job_of
@@ -22,21 +25,16 @@ MTP_LINE = (
 )
 
 
-def bytes_by_step(job: TrainingJob, rank: int) -> list[tuple[str, int]]:
-    """The steps of a rank, such as F0 for the forward of microbatch 0, with the bytes of the schedule's tensors."""
-    chunks = stage_models(job)[rank].chunks
+def moments(job: TrainingJob, rank: int) -> tuple[Moment, ...]:
+    """The steps of 1F1B in the first iteration."""
     order = steps(pipeline=STAGES, pipeline_rank=rank, chunks=1, microbatches=MICROBATCHES)
-    walk = PipelineWalk(
-        pipeline_tensors(job, pipeline_rank=rank),
-        kept_inputs(job, chunks, pipeline_rank=rank),
-        MessageOrder(order, chunks, job.parallel),
-        warm=False,
-    )
-    found = []
-    for place, step in enumerate(order):
-        found.append((f"{step.kind[0].upper()}{step.microbatch}", walk.begin(place, step)))
-        walk.end(step)
-    return found
+    return Iteration(order, ends_of(stage_models(job)[rank].chunks)).moments(warm=False)
+
+
+def bytes_by_step(job: TrainingJob, rank: int) -> list[tuple[str, int]]:
+    """The steps of a rank, such as F0 for the forward of microbatch 0, with the bytes of the messages that are referenced."""
+    tensors = MessageTensors(job, rank, freed=(False,))
+    return [(f"{each.step.kind[0].upper()}{each.step.microbatch}", tensors.bytes(each.held)) for each in moments(job, rank)]
 
 
 @pytest.mark.parametrize(
@@ -58,16 +56,16 @@ def test_a_steady_forward_has_the_input_and_both_gradients_of_the_previous_micro
     (`deallocate_output_tensor`), but its autograd graph references the leaf that it was computed from, the input [s, b, h].
     While `backward_step` runs, only `input_tensor_grad` belongs to the microbatch before.
     """
-    tensors = pipeline_tensors(job_of(LINE), pipeline_rank=rank)
-    assert sum(tensor.bytes for tensor in tensors.forward) == forward * HIDDEN
-    assert sum(tensor.bytes for tensor in tensors.backward) == backward * HIDDEN
+    found = dict(bytes_by_step(job_of(LINE), rank))
+    assert found["F5"] == forward * HIDDEN
+    assert found["B3"] == backward * HIDDEN
 
 
 @pytest.mark.parametrize(("rank", "messages"), [(0, 2), (1, 2), (2, 2), (3, 0)])
 def test_the_output_of_a_forward_is_freed_after_the_gradient_is_received(rank: int, messages: int) -> None:
     """`send_forward_recv_backward` allocates the next gradient before `deallocate_output_tensor` frees the output."""
-    tensors = pipeline_tensors(job_of(LINE), pipeline_rank=rank)
-    assert sum(tensor.bytes for tensor in tensors.exchanged) == messages * HIDDEN
+    first = [each for each in moments(job_of(LINE), rank) if each.exchanged][:1]
+    assert sum(len(each.exchanged) for each in first) == messages
 
 
 def test_the_messages_of_two_mtp_layers_can_be_the_peak() -> None:
@@ -78,8 +76,7 @@ def test_the_messages_of_two_mtp_layers_can_be_the_peak() -> None:
     assert memory.peak_at == "forward of microbatch 2, messages to and from the next stage"
     assert {part.name: part.bytes for part in memory.transient_parts} == {
         "output sent to the next stage": 3 * HIDDEN,
-        "next gradient from the next stage": 3 * HIDDEN,
-        "gradient received from the next stage": 3 * HIDDEN,
+        "gradient received from the next stage": 6 * HIDDEN,
     }
 
 
@@ -93,8 +90,8 @@ def test_nothing_is_referenced_before_the_first_backward() -> None:
 
 def test_sequence_parallel_stages_exchange_their_part_of_the_sequence() -> None:
     """`get_tensor_shapes`: the sequence length is divided by the tensor-parallel size t = 2."""
-    tensors = pipeline_tensors(job_of(f"{LINE} --tensor-model-parallel-size 2 --sequence-parallel"), pipeline_rank=1)
-    assert sum(tensor.bytes for tensor in tensors.forward) == 3 * HIDDEN // 2
+    found = dict(bytes_by_step(job_of(f"{LINE} --tensor-model-parallel-size 2 --sequence-parallel"), 1))
+    assert found["F5"] == 3 * HIDDEN // 2
 
 
 def test_after_the_last_overlapped_step_only_the_next_backward_needs_a_message() -> None:
@@ -103,7 +100,8 @@ def test_after_the_last_overlapped_step_only_the_next_backward_needs_a_message()
     line = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --num-layers 8 --num-experts 8 "
     job = job_of(f"{line} --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --disable-bias-linear", gpus=8)
     order = steps(pipeline=4, pipeline_rank=1, chunks=2, microbatches=16, combined=True)
-    messages = MessageOrder(order, stage_models(job)[1].chunks, job.parallel)
-    paired = [index for index, step in enumerate(order) if step.paired]
-    assert messages.pair(paired[0], (2, 2)).ahead == 2
-    assert messages.pair(paired[-1], (2, 2)).ahead == 1
+    ring = Ring(4, 4, overlaps=True, first=False, last=False)
+    iteration = Iteration(order, ends_of(stage_models(job)[1].chunks), ring)
+    pairs = [each.pair for each in iteration.moments(warm=True) if each.pair is not None]
+    assert pairs[0].ahead == 2
+    assert pairs[-1].ahead == 1

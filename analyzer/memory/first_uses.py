@@ -1,0 +1,43 @@
+"""Workspaces and caches that the modules of the first iteration allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzer.memory.point import Point
+from analyzer.memory.workspaces import Workspace
+from analyzer.modules.norm import PARTIAL_SUMS
+
+
+class FirstUses:
+    """The workspaces of a rank. Each is allocated when a module that uses it runs for the first time."""
+
+    def __init__(self, workspaces: Sequence[Workspace], *, warm: bool) -> None:
+        """`warm`: an iteration has run before, in which all were allocated."""
+        self.bytes = sum(each.bytes for each in workspaces if warm or not each.kinds)
+        """Bytes of the allocated workspaces."""
+        self._remaining = [] if warm else [each for each in workspaces if each.kinds]
+
+    def remain(self, phase: str) -> bool:
+        """Whether workspaces of the "forward" or "backward" are still to be allocated."""
+        return any(each.phase == phase for each in self._remaining)
+
+    def allocate(self, point: Point) -> int:
+        """Allocates those that are used for the first time at this instant. Returns bytes of it that are freed before."""
+        if not self._remaining:
+            return 0
+        instant = point.instant
+        phase = "backward" if instant.backward else "forward"
+        waiting = (each for each in self._remaining if each.recomputed or not instant.recomputed)
+        using = (each for each in waiting if each.phase == phase and instant.kind in each.kinds)
+        found = [each for each in using if not each.weight or each.weight == instant.weight]
+        for each in found:
+            self._remaining.remove(each)
+            self.bytes += each.bytes
+        dummies = sum(each.bytes for each in found if each.weight)
+        return min(dummies, sum(each.bytes for each in point.transient if each.name == PARTIAL_SUMS)) if dummies else 0
+
+    def allocate_all(self) -> None:
+        """Allocates all that forwards and backwards use."""
+        self.bytes += sum(each.bytes for each in self._remaining if each.phase != "optimizer")
+        self._remaining = [each for each in self._remaining if each.phase == "optimizer"]

@@ -1,0 +1,93 @@
+"""The tensors of the messages between pipeline stages (`analyzer.schedule.references`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+from analyzer.layout.stages import Chunk, mtp_stage
+from analyzer.modules.shapes import shapes_of
+from analyzer.modules.tree import Tensor
+from analyzer.schedule.references import Kind, Message
+from analyzer.specs import TrainingJob
+
+_NAMES: Final = {
+    Kind.INPUT: "input of an earlier microbatch",
+    Kind.NEXT_INPUT: "input received ahead",
+    Kind.INPUT_GRADIENT: "gradient sent to the previous stage",
+    Kind.OUTPUT: "output sent to the next stage",
+    Kind.OUTPUT_GRADIENT: "gradient received from the next stage",
+}
+WAITING: Final = "messages of later steps"
+
+
+@dataclass(frozen=True)
+class MessageTensors:
+    """[s, b, h]: the messages of a pipeline rank."""
+
+    job: TrainingJob
+    pipeline_rank: int
+    freed: tuple[bool, ...]
+    """For each chunk, whether activation offloading frees its input in its forward."""
+    first_stays: bool = False
+    """But not that of the microbatch whose backward runs first, in the last chunk."""
+    static_gradients: tuple[bool, ...] = ()
+    """For each chunk, whether the gradient of its input is a static tensor of a CUDA graph, which is counted as such."""
+
+    def of(self, messages: Sequence[Message], waiting: int = 0) -> tuple[Tensor, ...]:
+        """The tensors of these messages, and of further ones that wait."""
+        found = tuple(self._by_kind[each.kind] for each in messages if not self._has_no_data(each))
+        return (*found, *(_message(self.job, WAITING, sender=0) for _ in range(waiting)))
+
+    def bytes(self, messages: Sequence[Message], waiting: int = 0) -> int:
+        """Bytes of the same."""
+        tensors = self._by_kind
+        if self._one_size:
+            return (len(messages) + waiting) * tensors[Kind.INPUT].bytes
+        found = sum(tensors[each.kind].bytes for each in messages if not self._has_no_data(each))
+        return found + waiting * tensors[Kind.NEXT_INPUT].bytes
+
+    @cached_property
+    def _by_kind(self) -> dict[Kind, Tensor]:
+        senders = {kind: self.pipeline_rank - (kind < Kind.OUTPUT) for kind in _NAMES}
+        return {kind: _message(self.job, name, sender=senders[kind]) for kind, name in _NAMES.items()}
+
+    @cached_property
+    def _one_size(self) -> bool:
+        """Whether all messages have the same size."""
+        sizes = {each.bytes for each in self._by_kind.values()}
+        return len(sizes) == 1 and not any(self.freed) and not any(self.static_gradients)
+
+    def _has_no_data(self, message: Message) -> bool:
+        if message.kind is Kind.INPUT and self.freed[message.chunk]:
+            return not (self.first_stays and message.microbatch == 0 and message.chunk == len(self.freed) - 1)
+        return message.kind is Kind.INPUT_GRADIENT and any(self.static_gradients) and self.static_gradients[message.chunk]
+
+
+def received_gradient(job: TrainingJob, *, sender: int = 0) -> Tensor:
+    """[s, b, h]: the gradient from the stage after `sender`. The schedule references it during the backward of `sender`."""
+    return _message(job, _NAMES[Kind.OUTPUT_GRADIENT], sender=sender)
+
+
+def kept_inputs(
+    job: TrainingJob, chunks: Sequence[Chunk], *, pipeline_rank: int, freed: Sequence[bool]
+) -> tuple[tuple[Tensor, ...], ...]:
+    """For each chunk, the input that it received last and the gradient of this input, which are referenced until its next forward.
+
+    Empty for a chunk that receives no input. `freed`: as in `MessageTensors`; such an input is a tensor without elements.
+    """
+    received, gradient = (_message(job, _NAMES[kind], sender=pipeline_rank - 1) for kind in (Kind.INPUT, Kind.INPUT_GRADIENT))
+    without_data = replace(received, shape=(0,))
+    pairs = [(without_data if each else received, gradient) for each in freed]
+    return tuple(() if chunk.pre_process else pair for chunk, pair in zip(chunks, pairs, strict=True))
+
+
+def _message(job: TrainingJob, name: str, *, sender: int) -> Tensor:
+    """The output of stage `sender` or its gradient. From the stage with MTP layers on, it has the hidden states of all depths."""
+    one = shapes_of(job).hidden(name)
+    depths = job.model.mtp_num_layers
+    if not depths or job.parallel.virtual_pipeline is not None or sender < mtp_stage(job.parallel):
+        return one
+    return replace(one, shape=((1 + depths) * one.shape[0], *one.shape[1:]), formula=f"(1+D)·{one.formula}")
