@@ -52,18 +52,19 @@ class Span(NamedTuple):
     held: tuple[Tensor, ...] = ()
     """The same from the sum of the residual gradients on."""
 
-    def points(self, *, backward: bool) -> Iterator[Point]:
-        """The instants of the first and the last repetition."""
+    def levels(self, *, backward: bool) -> Iterator[tuple[Instant, int]]:
+        """The instants of the first and the last repetition, each with all allocated bytes."""
         around = total_bytes(self.outside)
         for repetition in sorted({0, self.times - 1}):
-            before = self.before + repetition * self.step
+            before = self.before + repetition * self.step + around
             for instant, level in block_memory(self.block).levels(self.setting, backward=backward):
-                yield self._point(instant, before + level + around, around)
+                yield instant, before + level
 
-    def _point(self, instant: Instant, allocated: int, around: int) -> Point:
-        held = self.held if instant.past_branch else ()
-        saved = allocated - around - total_bytes(held) - instant.temporary
-        return Point(self.block, self.parent, instant, saved, allocated, (*self.outside, *held))
+    def point(self, instant: Instant, allocated: int) -> Point:
+        """An instant of `levels`."""
+        outside = (*self.outside, *self.held) if instant.past_branch else self.outside
+        saved = allocated - total_bytes(outside) - instant.temporary
+        return Point(self.block, self.parent, instant, saved, allocated, outside)
 
     def highest(self, *, backward: bool) -> int:
         """Bytes at the highest instant."""
@@ -130,7 +131,8 @@ class ChunkMemory:
     def points(self, situation: Situation) -> Iterator[Point]:
         """Instants of a pass in order. Of consecutive equal layers only those that can contain the peak."""
         for span in self.spans(situation):
-            yield from span.points(backward=situation.backward)
+            for instant, allocated in span.levels(backward=situation.backward):
+                yield span.point(instant, allocated)
 
     def highest(self, situation: Situation) -> Point:
         """The highest instant of a pass."""

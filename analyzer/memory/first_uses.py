@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.memory.point import Point
+from analyzer.memory.block_memory import Instant, explained
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.norm import PARTIAL_SUMS
+from analyzer.modules.tree import Module
 
 
 class FirstUses:
@@ -22,11 +23,10 @@ class FirstUses:
         """Whether workspaces of the "forward" or "backward" are still to be allocated."""
         return any(each.phase == phase for each in self._remaining)
 
-    def allocate(self, point: Point) -> int:
-        """Allocates those that are used for the first time at this instant. Returns bytes of it that are freed before."""
+    def allocate(self, block: Module, instant: Instant) -> int:
+        """Allocates those that are used for the first time at an instant of a block. Returns bytes that are freed before."""
         if not self._remaining:
             return 0
-        instant = point.instant
         phase = "backward" if instant.backward else "forward"
         waiting = (each for each in self._remaining if each.recomputed or not instant.recomputed)
         using = (each for each in waiting if each.phase == phase and instant.kind in each.kinds)
@@ -35,7 +35,10 @@ class FirstUses:
             self._remaining.remove(each)
             self.bytes += each.bytes
         dummies = sum(each.bytes for each in found if each.weight)
-        return min(dummies, sum(each.bytes for each in point.transient if each.name == PARTIAL_SUMS)) if dummies else 0
+        if not dummies:
+            return 0
+        _, temporary = explained(block, instant)
+        return min(dummies, sum(each.bytes for each in temporary if each.name == PARTIAL_SUMS))
 
     def allocate_all(self) -> None:
         """Allocates all that forwards and backwards use."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final, NamedTuple
 
-from analyzer.memory.chunk_memory import ChunkMemory, Situation
+from analyzer.memory.chunk_memory import ChunkMemory, Situation, Span
 from analyzer.memory.first_uses import FirstUses
 from analyzer.memory.messages import MessageTensors
 from analyzer.memory.peak import Peak, PeakPosition
@@ -231,8 +231,15 @@ class _Steps:
             kept = self._deferred is not None and self._deferred.keeps_graph(moment.finished)
             found += 0 if kept else chunk.graph
         if self._overlaps:
-            found += self._referenced_by_dispatchers(moment.idle) + self._sent(moment.sent) + context.offloaded[1].get(index, 0)
+            found += (
+                self._referenced_by_dispatchers(self._idle(moment)) + self._sent(moment.sent) + context.offloaded[1].get(index, 0)
+            )
         return found
+
+    def _idle(self, moment: Moment) -> list[bool]:
+        """For each chunk, whether it has run, and none of its microbatches is in flight."""
+        both = zip(moment.has_run, moment.others, strict=True)
+        return [has_run and not count and chunk != moment.step.chunk for chunk, (has_run, count) in enumerate(both)]
 
     def _referenced_by_dispatchers(self, idle: Sequence[bool]) -> int:
         return sum(left for left, is_idle in zip(self._context.left, idle, strict=True) if is_idle)
@@ -267,9 +274,15 @@ class _Steps:
         elif not self._uses.remain(step.kind):
             self._update(index, situation, saved, base + chunk.peak(situation))
             return
-        for point in chunk.points(situation):
-            freed = self._uses.allocate(point)
-            self._update(index, point, saved, base - freed + point.bytes)
+        for span in chunk.spans(situation):
+            self._visit_instants(index, span, saved, base)
+
+    def _visit_instants(self, index: int, span: Span, saved: int, base: int) -> None:
+        """Updates the peak with every instant of a block, and allocates the workspaces that it uses."""
+        for instant, allocated in span.levels(backward=self._moments[index].step.kind == "backward"):
+            size = base + allocated - self._uses.allocate(span.block, instant)
+            if self._uses.bytes + size > self._bytes:
+                self._update(index, span.point(instant, allocated), saved, size)
 
     def _deferring_backward(self, index: int, situation: Situation, saved: int, base: int, deferred: _DeferredCalls) -> None:
         """A backward of the last chunk. From the backward of an output layer on, the operands of its weight gradient are kept."""
@@ -278,9 +291,7 @@ class _Steps:
         before = deferred.number(moment.finished)
         kept = 0
         for span in self._chunks[-1].spans(situation):
-            for point in span.points(backward=True):
-                freed = self._uses.allocate(point)
-                self._update(index, point, saved + kept, base + kept - freed + point.bytes)
+            self._visit_instants(index, span, saved + kept, base + kept)
             calls = min(span.block.derived(output_layers), deferred.deferral.calls - before)
             before += calls
             kept += calls * deferred.deferral.bytes_each
@@ -325,7 +336,7 @@ class _Steps:
         )
         found = self._uses.bytes + self._saved(after) + (0 if forward else self._chunks[number].leftover - self._planned[number])
         if self._overlaps:
-            idle = [each or (ends and chunk == number) for chunk, each in enumerate(moment.idle)]
+            idle = [each or (ends and chunk == number) for chunk, each in enumerate(self._idle(moment))]
             found += self._referenced_by_dispatchers(idle) + self._sent(moment.sent if forward else (number, ends))
         return found
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from operator import le
-from typing import NamedTuple
+from operator import and_, le
+from typing import Final, NamedTuple
 
 from analyzer.schedule.messages import Ring, last_input_of_warmup, waiting_messages
 from analyzer.schedule.pipeline import Pair, Step, next_backwards, steps
-from analyzer.schedule.references import Ends, Kind, Message, Pass, references
+from analyzer.schedule.references import BEFORE, Ends, Kind, Message, Pass, references
+
+_KINDS: Final = tuple(Kind)
 
 
 class Moment(NamedTuple):
@@ -23,8 +25,8 @@ class Moment(NamedTuple):
     """Microbatches in flight, without that of the step."""
     left: tuple[bool, ...]
     """Whether the last pass of the chunk was a backward, also if it was in the iteration before."""
-    idle: tuple[bool, ...]
-    """Whether the chunk has run, and none of its microbatches is in flight."""
+    has_run: tuple[bool, ...]
+    """Whether the chunk has run before, also in an earlier iteration."""
     held: tuple[Message, ...]
     """Messages that the schedule references."""
     waiting: int
@@ -66,7 +68,23 @@ class Iteration:
 
     @cached_property
     def _first(self) -> tuple[Moment, ...]:
-        return tuple(self._moments(warm=False))
+        """As in a later iteration, without what is left of the iteration before."""
+        if self._ring is None:
+            return tuple(self._moments(warm=False))
+        found = list(self._later)
+        run: set[int] = set()
+        for index, moment in enumerate(found):
+            if len(run) == len(self.ends.first):
+                break
+            ran = tuple(chunk in run for chunk in range(len(self.ends.first)))
+            found[index] = moment._replace(
+                held=tuple(each for each in moment.held if each.microbatch != BEFORE),
+                released=tuple(each for each in moment.released if each.microbatch != BEFORE),
+                left=tuple(map(and_, moment.left, ran)),
+                has_run=ran,
+            )
+            run.add(moment.step.chunk)
+        return tuple(found)
 
     @cached_property
     def _later(self) -> tuple[Moment, ...]:
@@ -89,57 +107,62 @@ class Iteration:
         return _highest(self._later, first=False)
 
     def _moments(self, *, warm: bool) -> Iterator[Moment]:
-        order, chunks = self.order, range(len(self.ends.first))
+        order, last = self.order, len(self.ends.first) - 1
         state = references(order, self.ends, self._ring, warm=warm)
         waiting = () if self._ring is None or self._ring.group_size == self._ring.pipeline else waiting_messages(order, self._ring)
         following = next_backwards(order)
-        left = [warm] * len(chunks)
-        has_run = [warm] * len(chunks)
+        in_flight = [0] * (last + 1)
+        left = has_run = (warm,) * (last + 1)
         forwards: set[Pass] = set()
+        first_in_flight = False
         finished = 0
         reloading: tuple[int, int] | None = None
         sent: tuple[int, bool] | None = None
+        before: Step | None = None
         for index, step in enumerate(order):
             number, forward = step.chunk, step.kind == "forward"
             released = state.begin(index)
             reloads = None
             if not forward:
+                in_flight[number] -= 1
+                first_in_flight = first_in_flight and (step.microbatch > 0 or number < last)
                 after = following[index]
                 if after is not None and (after.microbatch, after.chunk) in forwards:
                     reloads = number, after.chunk
-            others = tuple(len(state.in_flight[chunk]) - (chunk == number) for chunk in chunks)
+            others = tuple(in_flight)
             held = state.held(step)
-            idle = tuple(has_run[chunk] and not state.in_flight[chunk] for chunk in chunks)
-            first_in_flight = 0 in state.in_flight[chunks[-1]] and (step.microbatch, number) != (0, chunks[-1])
-            before = order[index - 1] if index else None
-            overlapped = before is not None and before.paired
-            after_backward = before is not None and before.kind == "backward"
             state.end(index)
             yield Moment(
                 step=step,
                 others=others,
-                left=tuple(left),
-                idle=idle,
+                left=left,
+                has_run=has_run,
                 held=held,
                 waiting=waiting[index] if waiting else 0,
                 released=released,
                 exchanged=self._exchanged(index, state.held(step)) if forward and self._ring is None else (),
-                after_backward=after_backward,
+                after_backward=before is not None and before.kind == "backward",
                 first_in_flight=first_in_flight,
                 finished=finished,
                 reloading=reloading if forward else None,
                 reloads=reloads,
                 sent=sent,
-                overlapped=overlapped,
+                overlapped=before is not None and before.paired,
                 pair=self._pair(index, others) if step.paired else None,
             )
-            has_run[number], left[number] = True, not forward
+            before = step
+            if not has_run[number]:
+                has_run = (*has_run[:number], True, *has_run[number + 1 :])
+            if left[number] is forward:
+                left = (*left[:number], not forward, *left[number + 1 :])
             if forward:
+                in_flight[number] += 1
+                first_in_flight = first_in_flight or (step.microbatch == 0 and number == last)
                 forwards.add((step.microbatch, number))
             else:
-                finished += number == chunks[-1]
+                finished += number == last
                 reloading = reloads
-                sent = number, not state.in_flight[number]
+                sent = number, not in_flight[number]
 
     def _exchanged(self, index: int, held: tuple[Message, ...]) -> tuple[Message, ...]:
         """`send_forward_recv_backward` of 1F1B: the output of the step at this index, and the gradient for the next one."""
@@ -192,11 +215,11 @@ def _highest(moments: Sequence[Moment], *, first: bool) -> tuple[int, ...]:
             found.append(index)
             continue
         chunk = step.chunk
-        released = tuple((each.kind, each.chunk) for each in moment.released)
+        released = tuple((each.kind, each.chunk) for each in moment.released) if moment.released else ()
         alone = moment.others[chunk] == 0
         group = (step.kind, chunk, alone, moment.left[chunk], released, len(moment.exchanged), moment.after_backward)
         kinds = [each.kind for each in moment.held]
-        counts = (*moment.others, *moment.left, *map(kinds.count, Kind), moment.waiting, len(passes))
+        counts = (*moment.others, *moment.left, *map(kinds.count, _KINDS), moment.waiting, len(passes))
         groups.setdefault(group, {}).setdefault(counts, index)
     for counted in groups.values():
         kept: list[tuple[int, ...]] = []

@@ -118,25 +118,33 @@ class References(ABC):
 
     def held(self, step: Step) -> tuple[Message, ...]:
         """The messages that are allocated during or after a step, and that no microbatch in flight and not the step counts."""
-        inputs = {*self._received_inputs, *((microbatch, chunk) for chunk, microbatch in self._attributes.items())}
-        inputs.update(each for each in (self._input, self._output) if each is not None)
-        gradients = set() if self._input_gradient is None else {self._input_gradient}
+        first, last = self._ends
         found: list[Message] = []
-        for microbatch, chunk in inputs:
-            if self._ends.first[chunk] or microbatch in self.in_flight[chunk]:
+        inputs = {self._input, self._output, *self._received_inputs}
+        if self._attributes:
+            inputs.update((microbatch, chunk) for chunk, microbatch in self._attributes.items())
+        gradients = {self._input_gradient}
+        for which in inputs:
+            if which is None or first[which[1]] or which[0] in self.in_flight[which[1]]:
                 continue
-            finished = microbatch == BEFORE or (microbatch, chunk) in self._finished
-            found.append(Message(Kind.INPUT if finished else Kind.NEXT_INPUT, microbatch, chunk))
-            if finished:
-                gradients.add((microbatch, chunk))
-        found += [Message(Kind.INPUT_GRADIENT, *each) for each in gradients if not self._ends.first[each[1]]]
-        if self._output is not None and self._output_has_data and not self._ends.last[self._output[1]]:
+            if which[0] == BEFORE or which in self._finished:
+                found.append(Message(Kind.INPUT, *which))
+                gradients.add(which)
+            else:
+                found.append(Message(Kind.NEXT_INPUT, *which))
+        for which in gradients:
+            if which is not None and not first[which[1]]:
+                found.append(Message(Kind.INPUT_GRADIENT, *which))
+        if self._output_has_data and self._output is not None and not last[self._output[1]]:
             found.append(Message(Kind.OUTPUT, *self._output))
-        received = {*self._received_gradients, *(() if self._output_gradient is None else (self._output_gradient,))}
-        if step.kind == "backward" and step.microbatch in self.in_flight[step.chunk]:
-            received.discard((step.microbatch, step.chunk))
-        found += [Message(Kind.OUTPUT_GRADIENT, *each) for each in received if not self._ends.last[each[1]]]
-        return tuple(sorted(found))
+        for which in {self._output_gradient, *self._received_gradients}:
+            if which is not None and not last[which[1]] and not self._runs(step, which):
+                found.append(Message(Kind.OUTPUT_GRADIENT, *which))
+        return tuple(found)
+
+    def _runs(self, step: Step, which: Pass) -> bool:
+        """Whether a step is the backward of a microbatch, and has not ended."""
+        return step.kind == "backward" and (step.microbatch, step.chunk) == which and which[0] in self.in_flight[which[1]]
 
     def _next_is(self, index: int, kind: str) -> bool:
         return index + 1 < len(self.order) and self.order[index + 1].kind == kind
