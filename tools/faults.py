@@ -32,7 +32,7 @@ FAULTS: Final = (
         "tests/memory/test_allocator_replay.py::test_expandable_segments_in_the_environment_reduce_reserved_memory",
     ),
     Fault(
-        "1F1B frees the input of the previous microbatch",
+        "1F1B frees the input of an earlier microbatch",
         "analyzer/schedule/references.py",
         "inputs.update(each for each in (self._input, self._output) if each is not None)",
         "inputs.update(each for each in (self._input,) if each is not None)",
