@@ -7,11 +7,11 @@ adds the model states. Steps are compared as integers. The tensors at the peak a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final, NamedTuple
 
-from analyzer.memory.chunk_memory import ChunkMemory, Situation, Span
+from analyzer.memory.chunk_memory import BACKWARD, FORWARD, ChunkMemory, Situation, Span
 from analyzer.memory.first_uses import FirstUses
 from analyzer.memory.messages import MessageTensors
 from analyzer.memory.peak import Peak, PeakPosition
@@ -21,8 +21,8 @@ from analyzer.modules.tree import total_bytes
 from analyzer.passes.deferred_output_gradients import Deferral, output_layers
 from analyzer.results import PeakEvent
 from analyzer.schedule.iteration import Iteration, Moment
-from analyzer.schedule.pipeline import Pair
-from analyzer.schedule.references import Kind
+from analyzer.schedule.pipeline import Pair, Step
+from analyzer.schedule.references import Kind, Message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +70,9 @@ def peak_of_iteration(
 
     If `warm`, all workspaces and caches exist from the start; otherwise each is allocated by the first module that uses it.
     """
-    steps = _Steps(iteration, chunks, context, workspaces, warm=warm)
-    every = context.depends_on_microbatches or any(chunk.reloaded for chunk in chunks)
-    for index in range(len(iteration.order)) if every else iteration.highest(warm=warm):
-        steps.visit(index)
+    steps = _Steps(chunks, context, workspaces, warm=warm)
+    for moment in iteration.moments(warm=warm, indices=steps.candidates(iteration)):
+        steps.visit(moment)
     return steps.peak()
 
 
@@ -81,12 +80,15 @@ def step_bytes(
     iteration: Iteration, chunks: Sequence[ChunkMemory], *, context: PeakContext, workspaces: Sequence[Workspace] = ()
 ) -> list[tuple[int, int]]:
     """For each step of an iteration after the first, bytes above the model states at the peak of the step and after it."""
-    steps = _Steps(iteration, chunks, context, workspaces, warm=True)
-    return [(steps.peak_alone(index), steps.kept_after(index)) for index in range(len(iteration.order))]
+    steps = _Steps(chunks, context, workspaces, warm=True)
+    return [(steps.peak_alone(moment), steps.kept_after(moment)) for moment in iteration.moments(warm=True)]
 
 
+_MESSAGES: Final = 8
+"""The most messages that the variables of a schedule reference during a step, or at its end."""
 _SITUATIONS: Final = {flags: Situation(*flags) for flags in product((False, True), repeat=3)}
 """Every kind of pass of a chunk."""
+_ALONE: Final = Situation(backward=True, alone=True)
 Place = Situation | Point | Exchange
 """Where a peak can be in a step: the highest instant of a pass of the chunk, another instant, or the messages after it."""
 
@@ -96,7 +98,7 @@ class _DeferredCalls:
 
     def __init__(self, deferral: Deferral, chunk: ChunkMemory) -> None:
         self.deferral = deferral
-        self.in_backward = sum(span.block.derived(output_layers) for span in chunk.spans(_SITUATIONS[True, False, False]))
+        self.in_backward = sum(span.block.derived(output_layers) for span in chunk.spans(BACKWARD))
         """Number of calls in a backward."""
 
     def number(self, backwards: int) -> int:
@@ -121,8 +123,7 @@ class _DeferredCalls:
 class _Highest(NamedTuple):
     """The highest instant so far."""
 
-    step: int
-    """The index of the step."""
+    moment: Moment
     place: Place
     workspaces: int
     saved: int
@@ -134,14 +135,12 @@ class _Steps:
 
     def __init__(
         self,
-        iteration: Iteration,
         chunks: Sequence[ChunkMemory],
         context: PeakContext,
         workspaces: Sequence[Workspace],
         *,
         warm: bool,
     ) -> None:
-        self._moments = iteration.moments(warm=warm)
         self._chunks = chunks
         self._context = context
         self._uses = FirstUses(workspaces, warm=warm)
@@ -156,29 +155,84 @@ class _Steps:
         self._bytes = self._uses.bytes
         self._at: _Highest | None = None
 
-    def visit(self, index: int) -> None:
+    def candidates(self, iteration: Iteration) -> set[int] | None:
+        """The indices of the steps that can be the highest, and of the first passes; None for all.
+
+        All others are lower by more than what can be allocated beside the microbatches in flight.
+        """
+        depends = self._has_leftover or self._context.depends_on_microbatches or any(chunk.reloaded for chunk in self._chunks)
+        if depends or iteration.queues_messages:
+            return None
+        sizes, first = self._without_messages(iteration.order)
+        beside = 0 if self._context.messages is None else self._context.messages.largest
+        most = _MESSAGES * beside + max(chunk.graph for chunk in self._chunks)
+        last = max(first, default=-1)
+        limit = max(sizes[last + 1 :], default=0)  # all workspaces are allocated by then
+        found = set(first)
+        alike: set[tuple[int, ...]] = set()
+        counts = [0] * len(self._chunks)
+        idle = (1 << len(self._chunks)) - 1  # one bit for each chunk
+        passes = 0
+        for index, (step, size) in enumerate(zip(iteration.order, sizes, strict=True)):
+            number = step.chunk
+            passes += index in first
+            if step.kind == "forward":
+                counts[number] += 1
+                idle &= ~(1 << number)
+            highest = size + most + (2 * idle.bit_count() * beside if idle else 0)
+            if counts[number] == 1:
+                highest += self._chunks[number].peak(_ALONE) - self._chunks[number].peak(BACKWARD)
+            if highest >= limit:
+                kind = (size, passes, idle, counts[number] == 1, *iteration.chunks_around(index))
+                if kind not in alike:
+                    alike.add(kind)
+                    found.add(index)
+            if step.kind == "backward":
+                counts[number] -= 1
+                idle |= (not counts[number]) << number
+        return found
+
+    def _without_messages(self, order: Sequence[Step]) -> tuple[list[int], set[int]]:
+        """For each step, bytes at its peak without messages, and the indices of passes that run for the first time."""
+        forward = [chunk.peak(FORWARD) for chunk in self._chunks]
+        backward = [chunk.peak(BACKWARD) - saved for chunk, saved in zip(self._chunks, self._retained, strict=True)]
+        sizes: list[int] = []
+        first: dict[tuple[str, int], int] = {}
+        saved = 0
+        for index, step in enumerate(order):
+            number = step.chunk
+            if step.kind == "forward":
+                sizes.append(saved + forward[number])
+                saved += self._retained[number]
+            else:
+                sizes.append(saved + backward[number])
+                saved -= self._retained[number]
+            if self._first_passes:
+                first.setdefault((step.kind, number), index)
+        return sizes, set(first.values())
+
+    def visit(self, moment: Moment) -> None:
         """Updates the peak with the instants of a step."""
-        moment = self._moments[index]
         step = moment.step
         number, forward = step.chunk, step.kind == "forward"
         chunk = self._chunks[number]
         alone = not forward and not moment.others[number] and not self._overlaps
         situation = _SITUATIONS[not forward, alone, self._has_leftover and moment.left[number]]
         saved = self._saved(moment) + self._kept_graphs(moment)
-        base = saved + self._outside(index, moment)
+        base = saved + self._outside(moment)
         if moment.overlapped:
             return  # the paired forward before it has its instants
         if moment.pair is not None:
-            self._overlapped(index, moment.pair, saved, base)
+            self._overlapped(moment, moment.pair, saved, base)
         elif self._deferred is not None and not forward and number == len(self._chunks) - 1:
-            self._deferring_backward(index, situation, saved, base, self._deferred)
+            self._deferring_backward(moment, situation, saved, base, self._deferred)
         elif self._first_passes and (step.kind, number) in self._first_passes:
-            self._first_pass(index, situation, saved, base)
+            self._first_pass(moment, situation, saved, base)
         else:
-            self._update(index, situation, saved, base + chunk.peak(situation))
-        self._released(index, moment, saved, base)
+            self._update(moment, situation, saved, base + chunk.peak(situation))
+        self._released(moment, saved, base)
 
-    def _released(self, index: int, moment: Moment, saved: int, base: int) -> None:
+    def _released(self, moment: Moment, saved: int, base: int) -> None:
         """Messages in a forward that are not allocated throughout it."""
         messages, chunk = self._context.messages, self._chunks[moment.step.chunk]
         if messages is None or moment.pair is not None:
@@ -187,10 +241,10 @@ class _Steps:
         if point is not None:
             outside = messages.of(moment.released)
             higher = point._replace(bytes=point.bytes + total_bytes(outside), outside=(*point.outside, *outside))
-            self._update(index, higher, saved, base + higher.bytes)
+            self._update(moment, higher, saved, base + higher.bytes)
         if moment.exchanged:
             exchange = Exchange(chunk.retained, messages.of(moment.exchanged))
-            self._update(index, exchange, saved, base - messages.bytes(moment.held) + exchange.bytes)
+            self._update(moment, exchange, saved, base - messages.bytes(moment.held) + exchange.bytes)
 
     def _saved(self, moment: Moment) -> int:
         """Bytes saved by the other microbatches in flight, left by checkpoints, and kept for deferred weight gradients."""
@@ -203,8 +257,8 @@ class _Steps:
             found += self._planned[moment.step.chunk]
         if moment.first_in_flight:
             found += self._context.extra_of_first
-        if moment.reloading is not None:
-            found += self._reloaded(*moment.reloading)
+        if moment.reloads is not None and moment.step.kind == "forward":
+            found += self._reloaded(*moment.reloads)
         if self._deferred is not None:
             found += self._deferred.operand_bytes(moment.finished)
         return found
@@ -221,10 +275,10 @@ class _Steps:
         """Bytes that the backward of a chunk has copied back from the host for that of the next one."""
         return self._chunks[following].reloaded if self._chunks[ended].reloaded else 0
 
-    def _outside(self, index: int, moment: Moment) -> int:
+    def _outside(self, moment: Moment) -> int:
         """Bytes of the messages of the schedule, and of what modules of other microbatches reference."""
         context = self._context
-        found = 0 if context.messages is None else context.messages.bytes(moment.held, moment.waiting)
+        found = 0 if context.messages is None else context.messages.bytes_at(moment)
         chunk = self._chunks[moment.step.chunk]
         follows_backward = moment.after_backward and moment.step.kind == "forward"
         if chunk.graph and follows_backward and len(self._chunks) == 1 and not self._overlaps:
@@ -232,7 +286,9 @@ class _Steps:
             found += 0 if kept else chunk.graph
         if self._overlaps:
             found += (
-                self._referenced_by_dispatchers(self._idle(moment)) + self._sent(moment.sent) + context.offloaded[1].get(index, 0)
+                self._referenced_by_dispatchers(self._idle(moment))
+                + self._sent(moment.sent)
+                + context.offloaded[1].get(moment.number, 0)
             )
         return found
 
@@ -258,83 +314,83 @@ class _Steps:
             return 0
         number = deferred.microbatches(moment.finished)
         last = len(self._chunks) - 1
-        inputs = (each for each in moment.held if each.kind in (Kind.INPUT, Kind.INPUT_GRADIENT) and each.chunk == last)
+        both = (Kind.INPUT, Kind.INPUT_GRADIENT)
+        inputs = [each for each in moment.held if each.kind in both and each.chunk == last]
+        inputs += [Message(kind, *each) for each in moment.idle for kind in both if each[1] == last]
         counted = messages.bytes([each for each in inputs if 0 <= each.microbatch < number])
         graphs = deferred.deferral.graph_bytes
         handles = number * self._chunks[last].graph if graphs else 0
         return handles + max(0, number * graphs - counted)
 
-    def _first_pass(self, index: int, situation: Situation, saved: int, base: int) -> None:
+    def _first_pass(self, moment: Moment, situation: Situation, saved: int, base: int) -> None:
         """The first forward or backward of a chunk. Every instant is visited if workspaces are still to be allocated."""
-        step = self._moments[index].step
+        step = moment.step
         self._first_passes.discard((step.kind, step.chunk))
         chunk = self._chunks[step.chunk]
         if step.kind == "forward" and chunk.first_forward is not None:
             chunk = chunk.first_forward
         elif not self._uses.remain(step.kind):
-            self._update(index, situation, saved, base + chunk.peak(situation))
+            self._update(moment, situation, saved, base + chunk.peak(situation))
             return
         for span in chunk.spans(situation):
-            self._visit_instants(index, span, saved, base)
+            self._visit_instants(moment, span, saved, base)
 
-    def _visit_instants(self, index: int, span: Span, saved: int, base: int) -> None:
+    def _visit_instants(self, moment: Moment, span: Span, saved: int, base: int) -> None:
         """Updates the peak with every instant of a block, and allocates the workspaces that it uses."""
-        for instant, allocated in span.levels(backward=self._moments[index].step.kind == "backward"):
+        for instant, allocated in span.levels(backward=moment.step.kind == "backward"):
             size = base + allocated - self._uses.allocate(span.block, instant)
             if self._uses.bytes + size > self._bytes:
-                self._update(index, span.point(instant, allocated), saved, size)
+                self._update(moment, span.point(instant, allocated), saved, size)
 
-    def _deferring_backward(self, index: int, situation: Situation, saved: int, base: int, deferred: _DeferredCalls) -> None:
+    def _deferring_backward(self, moment: Moment, situation: Situation, saved: int, base: int, deferred: _DeferredCalls) -> None:
         """A backward of the last chunk. From the backward of an output layer on, the operands of its weight gradient are kept."""
-        moment = self._moments[index]
         self._first_passes.discard((moment.step.kind, moment.step.chunk))
         before = deferred.number(moment.finished)
         kept = 0
         for span in self._chunks[-1].spans(situation):
-            self._visit_instants(index, span, saved + kept, base + kept)
+            self._visit_instants(moment, span, saved + kept, base + kept)
             calls = min(span.block.derived(output_layers), deferred.deferral.calls - before)
             before += calls
             kept += calls * deferred.deferral.bytes_each
 
-    def _overlapped(self, index: int, pair: Pair, saved: int, base: int) -> None:
+    def _overlapped(self, moment: Moment, pair: Pair, saved: int, base: int) -> None:
         """A forward that overlaps with the backward after it. The overlapped peak includes the saved bytes of that backward."""
-        context, moment = self._context, self._moments[index]
+        context = self._context
         other = self._retained[pair.backward]
         self._first_passes -= {("forward", pair.forward), ("backward", pair.backward)}
         self._uses.allocate_all()
         deferred, last = self._deferred, len(self._chunks) - 1
         defers = deferred is not None and pair.backward == last and deferred.number(moment.finished) < deferred.deferral.calls
-        point = context.offloaded[0].get(index) or (context.deferring if defers else context.overlapped)[pair]
-        self._update(index, point, saved - other, base - other + point.bytes)
+        point = context.offloaded[0].get(moment.number) or (context.deferring if defers else context.overlapped)[pair]
+        self._update(moment, point, saved - other, base - other + point.bytes)
 
-    def _update(self, index: int, place: Place, saved: int, size: int) -> None:
+    def _update(self, moment: Moment, place: Place, saved: int, size: int) -> None:
         """Updates the peak with `size` bytes beside the workspaces, at a place in a step."""
         total = self._uses.bytes + size
         if total > self._bytes:
             self._bytes = total
-            self._at = _Highest(index, place, self._uses.bytes, saved)
+            self._at = _Highest(moment, place, self._uses.bytes, saved)
 
-    def peak_alone(self, index: int) -> int:
+    def peak_alone(self, moment: Moment) -> int:
         """Bytes at the peak of one step. `peak` is then not that of the iteration."""
         self._bytes = 0
-        self.visit(index)
-        if self._moments[index].overlapped:
+        self.visit(moment)
+        if moment.overlapped:
             return 0
         return self._bytes
 
-    def kept_after(self, index: int) -> int:
+    def kept_after(self, moment: Moment) -> int:
         """After a step: bytes of the workspaces, of what microbatches in flight have saved, and of what idle chunks reference."""
-        moment = self._moments[index]
         number, forward = moment.step.chunk, moment.step.kind == "forward"
         last = number == len(self._chunks) - 1
         ends = not forward and not moment.others[number]
         after = moment._replace(
+            step=replace(moment.step, kind="forward"),  # the following step has not begun
             others=tuple(count + (forward and chunk == number) for chunk, count in enumerate(moment.others)),
             first_in_flight=moment.first_in_flight or (forward and last and moment.step.microbatch == 0),
             finished=moment.finished + (last and not forward),
-            reloading=moment.reloading if forward else moment.reloads,
         )
-        found = self._uses.bytes + self._saved(after) + (0 if forward else self._chunks[number].leftover - self._planned[number])
+        found = self._uses.bytes + self._saved(after) + (0 if forward else self._chunks[number].leftover)
         if self._overlaps:
             idle = [each or (ends and chunk == number) for chunk, each in enumerate(self._idle(moment))]
             found += self._referenced_by_dispatchers(idle) + self._sent(moment.sent if forward else (number, ends))
@@ -352,10 +408,10 @@ class _Steps:
                 in_flight=tuple(0 for _ in self._chunks),
                 position=PeakPosition(event=PeakEvent.BETWEEN_ITERATIONS),
             )
-        moment = self._moments[at.step]
+        moment = at.moment
         step, messages = moment.step, self._context.messages
         point = self._chunks[step.chunk].highest(at.place) if isinstance(at.place, Situation) else at.place
-        held = () if messages is None or isinstance(point, Exchange) else messages.of(moment.held, moment.waiting)
+        held = () if messages is None or isinstance(point, Exchange) else messages.at(moment)
         return Peak(
             bytes=self._bytes,
             workspaces=at.workspaces,

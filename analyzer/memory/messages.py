@@ -10,7 +10,8 @@ from typing import Final
 from analyzer.layout.stages import Chunk, mtp_stage
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Tensor
-from analyzer.schedule.references import Kind, Message
+from analyzer.schedule.iteration import Moment
+from analyzer.schedule.references import BEFORE, Kind, Message
 from analyzer.specs import TrainingJob
 
 _NAMES: Final = {
@@ -36,18 +37,38 @@ class MessageTensors:
     static_gradients: tuple[bool, ...] = ()
     """For each chunk, whether the gradient of its input is a static tensor of a CUDA graph, which is counted as such."""
 
-    def of(self, messages: Sequence[Message], waiting: int = 0) -> tuple[Tensor, ...]:
-        """The tensors of these messages, and of further ones that wait."""
-        found = tuple(self._by_kind[each.kind] for each in messages if not self._has_no_data(each))
-        return (*found, *(_message(self.job, WAITING, sender=0) for _ in range(waiting)))
+    def at(self, moment: Moment) -> tuple[Tensor, ...]:
+        """The tensors that exist during a step."""
+        waiting = (_message(self.job, WAITING, sender=0) for _ in range(moment.waiting))
+        idle = (Message(kind, *each) for each in moment.idle for kind in (Kind.INPUT, Kind.INPUT_GRADIENT))
+        return (*self.of(moment.held), *self.of(tuple(idle)), *waiting)
 
-    def bytes(self, messages: Sequence[Message], waiting: int = 0) -> int:
+    def bytes_at(self, moment: Moment) -> int:
         """Bytes of the same."""
+        waiting = moment.waiting * self._by_kind[Kind.NEXT_INPUT].bytes if moment.waiting else 0
+        return self.bytes(moment.held) + waiting + sum([self._of_idle[chunk] for _, chunk in moment.idle])
+
+    @cached_property
+    def _of_idle(self) -> list[int]:
+        """For each chunk, bytes of an input that it references, and of the gradient of it."""
+        both = (Kind.INPUT, Kind.INPUT_GRADIENT)
+        return [self.bytes([Message(kind, BEFORE, chunk) for kind in both]) for chunk in range(len(self.freed))]
+
+    def of(self, messages: Sequence[Message]) -> tuple[Tensor, ...]:
+        """The tensors of messages."""
+        return tuple(self._by_kind[each.kind] for each in messages if not self._has_no_data(each))
+
+    def bytes(self, messages: Sequence[Message]) -> int:
+        """Bytes of messages."""
         tensors = self._by_kind
         if self._one_size:
-            return (len(messages) + waiting) * tensors[Kind.INPUT].bytes
-        found = sum(tensors[each.kind].bytes for each in messages if not self._has_no_data(each))
-        return found + waiting * tensors[Kind.NEXT_INPUT].bytes
+            return len(messages) * tensors[Kind.INPUT].bytes
+        return sum(tensors[each.kind].bytes for each in messages if not self._has_no_data(each))
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest message."""
+        return max(each.bytes for each in self._by_kind.values())
 
     @cached_property
     def _by_kind(self) -> dict[Kind, Tensor]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from analyzer.layout.stages import Chunk
 from analyzer.passes.deferred_output_gradients import deferring_microbatches
-from analyzer.schedule.iteration import Iteration, iteration
-from analyzer.schedule.pipeline import equivalent_microbatches
+from analyzer.schedule.iteration import Iteration
+from analyzer.schedule.messages import Ring
+from analyzer.schedule.pipeline import equivalent_microbatches, steps
 from analyzer.schedule.references import Ends
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
@@ -43,16 +44,19 @@ def microbatches_to_peak(job: TrainingJob, microbatches: int, *, pipeline_rank: 
 def iteration_of(job: TrainingJob, pipeline_rank: int, microbatches: int, chunks: Sequence[Chunk]) -> Iteration:
     """The iteration of a pipeline rank, which has these chunks, with a number of microbatches."""
     parallel = job.parallel
-    return iteration(
+    order = steps(
         pipeline=parallel.pipeline,
         pipeline_rank=pipeline_rank,
+        chunks=parallel.chunks,
         microbatches=microbatches,
         group_size=parallel.microbatch_group_size,
         legacy=is_before(job.megatron, "0.10"),
         combined=job.flags.overlap_moe_expert_parallel_comm,
-        overlaps=parallel.overlap_p2p,
-        ends=ends_of(chunks),
     )
+    ends = ends_of(chunks)
+    group = parallel.microbatch_group_size or parallel.pipeline
+    ring = Ring(parallel.pipeline, group, parallel.overlap_p2p, ends.first[0], ends.last[-1]) if parallel.chunks > 1 else None
+    return Iteration(order, ends, ring)
 
 
 def ends_of(chunks: Sequence[Chunk]) -> Ends:

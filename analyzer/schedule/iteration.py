@@ -1,25 +1,21 @@
-"""An iteration of a pipeline rank: its steps, and which microbatches and messages exist during each of them.
-
-Nothing in it depends on sizes, so that all layouts with the same pipeline share it.
-"""
+"""An iteration of a pipeline rank: its steps, and which microbatches and messages exist during each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
-from operator import and_, le
-from typing import Final, NamedTuple
+from collections.abc import Container, Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from analyzer.schedule.messages import Ring, last_input_of_warmup, waiting_messages
-from analyzer.schedule.pipeline import Pair, Step, next_backwards, steps
-from analyzer.schedule.references import BEFORE, Ends, Kind, Message, Pass, references
-
-_KINDS: Final = tuple(Kind)
+from analyzer.schedule.pipeline import Pair, Step
+from analyzer.schedule.references import Around, Ends, Kind, Message, Pass, interleaved, of_idle, without_interleaving
 
 
 class Moment(NamedTuple):
     """What exists during one step, beside what the step itself allocates. Tuples have one element for each chunk of the rank."""
 
+    number: int
+    """The index of the step in the iteration."""
     step: Step
     others: tuple[int, ...]
     """Microbatches in flight, without that of the step."""
@@ -27,8 +23,10 @@ class Moment(NamedTuple):
     """Whether the last pass of the chunk was a backward, also if it was in the iteration before."""
     has_run: tuple[bool, ...]
     """Whether the chunk has run before, also in an earlier iteration."""
+    idle: tuple[Pass, ...]
+    """In the interleaved schedule: chunks without microbatches in flight, each with the microbatch whose input it references."""
     held: tuple[Message, ...]
-    """Messages that the schedule references."""
+    """Messages that the schedule references, and that no idle chunk references."""
     waiting: int
     """Number of messages that wait for a later step than the next of their direction."""
     released: tuple[Message, ...]
@@ -41,10 +39,8 @@ class Moment(NamedTuple):
     """The microbatch whose backward runs first is in flight in the last chunk, and does not run."""
     finished: int
     """Number of backwards of the last chunk that have ended."""
-    reloading: tuple[int, int] | None
-    """In a forward: `reloads` of the last backward."""
     reloads: tuple[int, int] | None
-    """In a backward: its chunk, and that of the next backward, if the forward of that microbatch has run."""
+    """The chunk of the last backward, which may be this step, and that of the next one, if the forward of this one had run."""
     sent: tuple[int, bool] | None
     """The chunk of the last backward, and whether none of its microbatches was in flight after it."""
     overlapped: bool
@@ -62,121 +58,135 @@ class Iteration:
         self.ends = ends
         self._ring = ring
 
-    def moments(self, *, warm: bool) -> tuple[Moment, ...]:
-        """Every step. `warm`: of an iteration after the first."""
-        return self._later if warm else self._first
+    def chunks_around(self, index: int) -> tuple[int, ...]:
+        """Numbers that are equal for steps during which messages of the same kinds exist, if no chunk is idle."""
+        first, last = self._alternating
+        if not first <= index < last:
+            return (index,)
+        around = [step.chunk for step in self.order[index - 2 : index + 3]]
+        return (*around, self.order[index].kind == "forward", index > self._last_use)
 
     @cached_property
-    def _first(self) -> tuple[Moment, ...]:
-        """As in a later iteration, without what is left of the iteration before."""
-        if self._ring is None:
-            return tuple(self._moments(warm=False))
-        found = list(self._later)
-        run: set[int] = set()
-        for index, moment in enumerate(found):
-            if len(run) == len(self.ends.first):
-                break
-            ran = tuple(chunk in run for chunk in range(len(self.ends.first)))
-            found[index] = moment._replace(
-                held=tuple(each for each in moment.held if each.microbatch != BEFORE),
-                released=tuple(each for each in moment.released if each.microbatch != BEFORE),
-                left=tuple(map(and_, moment.left, ran)),
-                has_run=ran,
-            )
-            run.add(moment.step.chunk)
-        return tuple(found)
+    def _alternating(self) -> tuple[int, int]:
+        """The range of steps in which forwards and backwards alternate, without its ends."""
+        last = max((index for index, step in enumerate(self.order) if step.kind == "forward"), default=0)
+        return self._warmup + 2, last - 2
 
     @cached_property
-    def _later(self) -> tuple[Moment, ...]:
-        return tuple(self._moments(warm=True))
+    def _last_use(self) -> int:
+        """The index of the backward of the last input of the warm-up; the number of steps if there is none."""
+        if self._last_of_warmup is None:
+            return len(self.order)
+        return self.order.index(Step("backward", *self._last_of_warmup))
 
-    def highest(self, *, warm: bool) -> tuple[int, ...]:
-        """The indices of the steps that can have the highest memory, whatever the sizes of tensors are, in order.
-
-        Another step has no more microbatches in flight and no more messages of any kind than one of these of the same kind. In the
-        first iteration the first pass of each kind is among them.
-        """
-        return self._highest_later if warm else self._highest_first
-
-    @cached_property
-    def _highest_first(self) -> tuple[int, ...]:
-        return _highest(self._first, first=True)
-
-    @cached_property
-    def _highest_later(self) -> tuple[int, ...]:
-        return _highest(self._later, first=False)
-
-    def _moments(self, *, warm: bool) -> Iterator[Moment]:
+    def moments(self, *, warm: bool, indices: Container[int] | None = None) -> Iterator[Moment]:
+        """The steps in order, or those with these indices. `warm`: of an iteration after the first."""
         order, last = self.order, len(self.ends.first) - 1
-        state = references(order, self.ends, self._ring, warm=warm)
-        waiting = () if self._ring is None or self._ring.group_size == self._ring.pipeline else waiting_messages(order, self._ring)
-        following = next_backwards(order)
-        in_flight = [0] * (last + 1)
+        forwards, backwards = [0] * (last + 1), [0] * (last + 1)
         left = has_run = (warm,) * (last + 1)
-        forwards: set[Pass] = set()
-        first_in_flight = False
-        finished = 0
-        reloading: tuple[int, int] | None = None
+        output: Pass | None = None
+        last_backward: Pass | None = None
+        reloads: tuple[int, int] | None = None
         sent: tuple[int, bool] | None = None
         before: Step | None = None
         for index, step in enumerate(order):
             number, forward = step.chunk, step.kind == "forward"
-            released = state.begin(index)
-            reloads = None
+            forwards[number] += forward
             if not forward:
-                in_flight[number] -= 1
-                first_in_flight = first_in_flight and (step.microbatch > 0 or number < last)
-                after = following[index]
-                if after is not None and (after.microbatch, after.chunk) in forwards:
-                    reloads = number, after.chunk
-            others = tuple(in_flight)
-            held = state.held(step)
-            state.end(index)
-            yield Moment(
-                step=step,
-                others=others,
-                left=left,
-                has_run=has_run,
-                held=held,
-                waiting=waiting[index] if waiting else 0,
-                released=released,
-                exchanged=self._exchanged(index, state.held(step)) if forward and self._ring is None else (),
-                after_backward=before is not None and before.kind == "backward",
-                first_in_flight=first_in_flight,
-                finished=finished,
-                reloading=reloading if forward else None,
-                reloads=reloads,
-                sent=sent,
-                overlapped=before is not None and before.paired,
-                pair=self._pair(index, others) if step.paired else None,
-            )
+                reloads = self._reloads(index, forwards)
+            if indices is None or index in indices:
+                after_forward = before is not None and before.kind == "forward"
+                before_backward = index + 1 < len(order) and order[index + 1].kind == "backward"
+                neighbours = (output, last_backward, *self._next(index), after_forward, before_backward)
+                around = Around(step, forwards, backwards, *neighbours)
+                counts = enumerate(zip(forwards, backwards, strict=True))
+                others = tuple(begun - ended - (chunk == number) for chunk, (begun, ended) in counts)
+                held = self._held(index, around)
+                yield Moment(
+                    number=index,
+                    step=step,
+                    others=others,
+                    left=left,
+                    has_run=has_run,
+                    idle=self._idle(forwards, backwards, has_run),
+                    held=held,
+                    waiting=self._waiting[index] if self._waiting else 0,
+                    released=self._released(around, held, warm=warm),
+                    exchanged=self._exchanged(around, held),
+                    after_backward=before is not None and not after_forward,
+                    first_in_flight=forwards[last] > 0 == backwards[last] and (step.microbatch, number) != (0, last),
+                    finished=backwards[last],
+                    reloads=reloads,
+                    sent=sent,
+                    overlapped=before is not None and before.paired,
+                    pair=self._pair(index, others) if step.paired else None,
+                )
             before = step
             if not has_run[number]:
                 has_run = (*has_run[:number], True, *has_run[number + 1 :])
             if left[number] is forward:
                 left = (*left[:number], not forward, *left[number + 1 :])
             if forward:
-                in_flight[number] += 1
-                first_in_flight = first_in_flight or (step.microbatch == 0 and number == last)
-                forwards.add((step.microbatch, number))
+                output = None if self.ends.last[number] else (step.microbatch, number)
             else:
-                finished += number == last
-                reloading = reloads
-                sent = number, not in_flight[number]
+                last_backward = (step.microbatch, number)
+                backwards[number] += 1
+                sent = number, forwards[number] == backwards[number]
 
-    def _exchanged(self, index: int, held: tuple[Message, ...]) -> tuple[Message, ...]:
-        """`send_forward_recv_backward` of 1F1B: the output of the step at this index, and the gradient for the next one."""
-        step, after = self.order[index], self.order[index + 1]
-        if after.kind == "forward" or self.ends.last[after.chunk] or not self._steady:
+    def _idle(self, forwards: Sequence[int], backwards: Sequence[int], has_run: Sequence[bool]) -> tuple[Pass, ...]:
+        """The microbatch is -1 if it is one of the iteration before."""
+        if self._ring is None:
             return ()
-        output = Message(Kind.OUTPUT, step.microbatch, step.chunk)
-        return (*held, output, Message(Kind.OUTPUT_GRADIENT, after.microbatch, after.chunk))
+        idle = (chunk for chunk in self._receiving if forwards[chunk] == backwards[chunk] and has_run[chunk])
+        return tuple((backwards[chunk] - 1, chunk) for chunk in idle)
 
     @cached_property
-    def _steady(self) -> bool:
-        """Whether forwards run after the first backward."""
-        first = next(index for index, step in enumerate(self.order) if step.kind == "backward")
-        return any(step.kind == "forward" for step in self.order[first:])
+    def _receiving(self) -> tuple[int, ...]:
+        """The chunks that receive an input."""
+        return tuple(chunk for chunk, first in enumerate(self.ends.first) if not first)
+
+    def _next(self, index: int) -> tuple[Pass | None, Pass | None]:
+        """The first forward and the first backward after a step."""
+        found: dict[str, Pass] = {}
+        for step in self.order[index + 1 : index + 3]:
+            found.setdefault(step.kind, (step.microbatch, step.chunk))
+        return found.get("forward"), found.get("backward")
+
+    def _reloads(self, index: int, forwards: Sequence[int]) -> tuple[int, int] | None:
+        following = self._next(index)[1]
+        if following is None or following[0] >= forwards[following[1]]:
+            return None
+        return self.order[index].chunk, following[1]
+
+    def _held(self, index: int, around: Around) -> tuple[Message, ...]:
+        if self._ring is None:
+            found = without_interleaving(around)
+        else:
+            steady = self._is_steady and index >= self._warmup - 1
+            last = self._last_of_warmup if steady else None
+            messages = interleaved(around, steady=steady, overlaps=self._ring.overlaps, last_of_warmup=last)
+            found = (each for each in messages if not around.is_of_idle(each))
+        return tuple({each: None for each in found if self.ends.exists(each)})
+
+    def _released(self, around: Around, held: tuple[Message, ...], *, warm: bool) -> tuple[Message, ...]:
+        """In a forward of a chunk that was idle: what it referenced before, without what something else references."""
+        chunk = around.step.chunk
+        if self._ring is None or around.step.kind == "backward" or around.forwards[chunk] - 1 > around.backwards[chunk]:
+            return ()
+        if self.ends.first[chunk] or not (warm or around.backwards[chunk]):
+            return ()
+        return tuple(each for each in of_idle(chunk, around.backwards[chunk]) if each not in held)
+
+    def _exchanged(self, around: Around, held: tuple[Message, ...]) -> tuple[Message, ...]:
+        """`send_forward_recv_backward` of 1F1B: the output of a forward, and the gradient for the backward after it."""
+        step, after = around.step, around.next_backward
+        if self._ring is not None or step.kind == "backward" or after is None or not self._is_steady:
+            return ()
+        if not around.before_backward or self.ends.last[step.chunk]:
+            return ()
+        kept = tuple(each for each in held if each.kind is not Kind.INPUT)  # `output_tensor` is another one now
+        output = Message(Kind.OUTPUT, step.microbatch, step.chunk)
+        return (*kept, output, Message(Kind.OUTPUT_GRADIENT, *after))
 
     def _pair(self, index: int, others: tuple[int, ...]) -> Pair:
         """The overlapped step at this index."""
@@ -200,58 +210,24 @@ class Iteration:
         )
 
     @cached_property
+    def _warmup(self) -> int:
+        """Number of forwards before the first backward."""
+        return next((index for index, step in enumerate(self.order) if step.kind == "backward"), len(self.order))
+
+    @cached_property
+    def _is_steady(self) -> bool:
+        """Whether forwards run after the first backward."""
+        return any(step.kind == "forward" for step in self.order[self._warmup :])
+
+    @cached_property
     def _last_of_warmup(self) -> Pass | None:
-        return None if self._ring is None else last_input_of_warmup(self.order, self._ring)
+        return last_input_of_warmup(self.order, self._ring) if self._ring is not None and self._is_steady else None
 
+    @property
+    def queues_messages(self) -> bool:
+        """Whether messages wait for a later step than the next of their direction."""
+        return self._ring is not None and self._ring.group_size != self._ring.pipeline
 
-def _highest(moments: Sequence[Moment], *, first: bool) -> tuple[int, ...]:
-    passes: set[tuple[str, int]] = set()
-    found: list[int] = []
-    groups: dict[tuple[object, ...], dict[tuple[int, ...], int]] = {}
-    for index, moment in enumerate(moments):
-        step = moment.step
-        if first and (step.kind, step.chunk) not in passes:
-            passes.add((step.kind, step.chunk))
-            found.append(index)
-            continue
-        chunk = step.chunk
-        released = tuple((each.kind, each.chunk) for each in moment.released) if moment.released else ()
-        alone = moment.others[chunk] == 0
-        group = (step.kind, chunk, alone, moment.left[chunk], released, len(moment.exchanged), moment.after_backward)
-        kinds = [each.kind for each in moment.held]
-        counts = (*moment.others, *moment.left, *map(kinds.count, _KINDS), moment.waiting, len(passes))
-        groups.setdefault(group, {}).setdefault(counts, index)
-    for counted in groups.values():
-        kept: list[tuple[int, ...]] = []
-        for counts in sorted(counted, key=sum, reverse=True):
-            if not any(all(map(le, counts, higher)) for higher in kept):
-                kept.append(counts)
-        found += [counted[counts] for counts in kept]
-    return tuple(sorted(found))
-
-
-@lru_cache(maxsize=1024)
-def iteration(
-    *,
-    pipeline: int,
-    pipeline_rank: int,
-    microbatches: int,
-    group_size: int | None,
-    legacy: bool,
-    combined: bool,
-    overlaps: bool,
-    ends: Ends,
-) -> Iteration:
-    """The iteration of a pipeline rank. Arguments as in `steps`, `Ring` and `Ends`."""
-    chunks = len(ends.first)
-    order = steps(
-        pipeline=pipeline,
-        pipeline_rank=pipeline_rank,
-        chunks=chunks,
-        microbatches=microbatches,
-        group_size=group_size,
-        legacy=legacy,
-        combined=combined,
-    )
-    ring = Ring(pipeline, group_size or pipeline, overlaps, ends.first[0], ends.last[-1]) if chunks > 1 else None
-    return Iteration(order, ends, ring)
+    @cached_property
+    def _waiting(self) -> tuple[int, ...]:
+        return waiting_messages(self.order, self._ring) if self._ring is not None and self.queues_messages else ()
