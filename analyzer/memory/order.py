@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from analyzer.layout.stages import Chunk
 from analyzer.passes.deferred_output_gradients import deferring_microbatches
@@ -44,18 +45,42 @@ def microbatches_to_peak(job: TrainingJob, microbatches: int, *, pipeline_rank: 
 def iteration_of(job: TrainingJob, pipeline_rank: int, microbatches: int, chunks: Sequence[Chunk]) -> Iteration:
     """The iteration of a pipeline rank, which has these chunks, with a number of microbatches."""
     parallel = job.parallel
-    order = steps(
-        pipeline=parallel.pipeline,
-        pipeline_rank=pipeline_rank,
-        chunks=parallel.chunks,
-        microbatches=microbatches,
-        group_size=parallel.microbatch_group_size,
-        legacy=is_before(job.megatron, "0.10"),
-        combined=job.flags.overlap_moe_expert_parallel_comm,
+    return _iteration(
+        parallel.pipeline,
+        pipeline_rank,
+        parallel.chunks,
+        microbatches,
+        parallel.microbatch_group_size,
+        is_before(job.megatron, "0.10"),
+        job.flags.overlap_moe_expert_parallel_comm,
+        parallel.overlap_p2p,
+        ends_of(chunks),
     )
-    ends = ends_of(chunks)
-    group = parallel.microbatch_group_size or parallel.pipeline
-    ring = Ring(parallel.pipeline, group, parallel.overlap_p2p, ends.first[0], ends.last[-1]) if parallel.chunks > 1 else None
+
+
+@lru_cache(maxsize=256)
+def _iteration(
+    pipeline: int,
+    pipeline_rank: int,
+    chunks: int,
+    microbatches: int,
+    group_size: int | None,
+    legacy: bool,
+    combined: bool,
+    overlaps: bool,
+    ends: Ends,
+) -> Iteration:
+    """Layouts with the same pipeline share it."""
+    order = steps(
+        pipeline=pipeline,
+        pipeline_rank=pipeline_rank,
+        chunks=chunks,
+        microbatches=microbatches,
+        group_size=group_size,
+        legacy=legacy,
+        combined=combined,
+    )
+    ring = Ring(pipeline, group_size or pipeline, overlaps, ends.first[0], ends.last[-1]) if chunks > 1 else None
     return Iteration(order, ends, ring)
 
 

@@ -40,7 +40,10 @@ class Moment(NamedTuple):
     finished: int
     """Number of backwards of the last chunk that have ended."""
     reloads: tuple[int, int] | None
-    """The chunk of the last backward, which may be this step, and that of the next one, if the forward of this one had run."""
+    """The chunk of the last backward, which may be this step, and that of the next one, if the forward of this one had run.
+
+    Always None if not all steps are asked for.
+    """
     sent: tuple[int, bool] | None
     """The chunk of the last backward, and whether none of its microbatches was in flight after it."""
     overlapped: bool
@@ -83,7 +86,7 @@ class Iteration:
         """The steps in order, or those with these indices. `warm`: of an iteration after the first."""
         order, last = self.order, len(self.ends.first) - 1
         forwards, backwards = [0] * (last + 1), [0] * (last + 1)
-        left = has_run = (warm,) * (last + 1)
+        left, has_run = [warm] * (last + 1), [warm] * (last + 1)
         output: Pass | None = None
         last_backward: Pass | None = None
         reloads: tuple[int, int] | None = None
@@ -92,7 +95,7 @@ class Iteration:
         for index, step in enumerate(order):
             number, forward = step.chunk, step.kind == "forward"
             forwards[number] += forward
-            if not forward:
+            if not forward and indices is None:
                 reloads = self._reloads(index, forwards)
             if indices is None or index in indices:
                 after_forward = before is not None and before.kind == "forward"
@@ -106,8 +109,8 @@ class Iteration:
                     number=index,
                     step=step,
                     others=others,
-                    left=left,
-                    has_run=has_run,
+                    left=tuple(left),
+                    has_run=tuple(has_run),
                     idle=self._idle(forwards, backwards, has_run),
                     held=held,
                     waiting=self._waiting[index] if self._waiting else 0,
@@ -122,10 +125,7 @@ class Iteration:
                     pair=self._pair(index, others) if step.paired else None,
                 )
             before = step
-            if not has_run[number]:
-                has_run = (*has_run[:number], True, *has_run[number + 1 :])
-            if left[number] is forward:
-                left = (*left[:number], not forward, *left[number + 1 :])
+            has_run[number], left[number] = True, not forward
             if forward:
                 output = None if self.ends.last[number] else (step.microbatch, number)
             else:
