@@ -13,7 +13,7 @@ from typing import Final
 
 from analyzer.buffers.parameter_order import modules_in_order
 from analyzer.layout.stages import Chunk
-from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.kinds import ModuleKind, Parallel
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
@@ -21,8 +21,6 @@ from analyzer.specs.release_changes import behavior
 
 UNSPLIT: Final = frozenset({ModuleKind.POSITION_EMBEDDINGS, ModuleKind.ROUTER, ModuleKind.SHARED_EXPERTS})
 """Modules with matrices that are not split: the position table, the weight of the router, the gate of shared experts."""
-SPLIT_BY_COLUMN: Final = frozenset({ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2})
-"""Row-parallel layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +133,7 @@ def _partition(job: TrainingJob, module: Module, *, expert: bool, fused: bool) -
     """
     if module.kind in UNSPLIT:
         return None
-    by_column = module.kind in SPLIT_BY_COLUMN
+    by_column = module.kind.facts.parallel is Parallel.ROW
     if fused:
         return 0 if by_column else 1
     unaware = (

@@ -26,7 +26,7 @@ from analyzer.time.pass_seconds import pass_run
 from analyzer.time.pass_work import PassWork, block_work, settings_of
 from analyzer.time.work.context import WorkContext, work_context
 from analyzer.time.work.kernels import Attention, Gemm, Kernel
-from analyzer.time.work.linear import weight_of
+from analyzer.time.work.linear import own_weight
 from analyzer.time.work.of_module import work_of
 from analyzer.units import DTYPE_BYTES
 
@@ -172,7 +172,7 @@ def _step_kernels(
     for _, module in block.walk():
         if module.children:
             continue
-        weight = weight_of(module)
+        weight = own_weight(module)
         own = quantization if weight is not None and is_quantized(module, weight) else None
         for kernel in work_of(module, context).forward:
             if decode and module.kind is ModuleKind.ATTENTION_KERNEL and kernel.name != "rotation":

@@ -22,7 +22,7 @@ def is_quantized(module: Module, parameter: Parameter) -> bool:
     """Whether `--info-quantize` quantizes a parameter: matrices of linear layers, and the experts."""
     if len(parameter.shape) < 2 or module.kind in _NEVER:
         return False
-    return module.kind in LINEAR or module.kind is ModuleKind.REPLACED_BRANCH or parameter.sharding == "expert"
+    return module.kind in LINEAR or parameter.sharding == "expert"
 
 
 def bytes_per_element(quantization: QuantizationSpec, *, depth: int) -> float:

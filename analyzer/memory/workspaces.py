@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Final, Literal
 
 from analyzer.modules.attention.unfused_attention import attention_mask, combines_masks
 from analyzer.modules.inputs import CachedDummies
-from analyzer.modules.kinds import ADAPTER_PROJECTIONS, BERT_HEADS, LATENT_PROJECTIONS, LINEAR, MOE_LATENT_PROJECTIONS, ModuleKind
+from analyzer.modules.kinds import KINDS_BY_GEMMS, LATENT_PROJECTIONS, LINEAR, Gemms, ModuleKind
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
@@ -169,13 +170,31 @@ def _combines_masks(tree: Module) -> bool:
     return own or any(child.derived(_combines_masks) for child in tree.children)
 
 
+@cache
+def _multiplying(
+    *, layers_in_te: bool, router_in_te: bool, linear_patches: bool, unfused: bool
+) -> tuple[frozenset[ModuleKind], frozenset[ModuleKind]]:
+    """Kinds whose GEMMs are those of Transformer Engine, and of PyTorch."""
+    engine, torch = {Gemms.TRANSFORMER_ENGINE}, {Gemms.MEGATRON, Gemms.PYTORCH}
+    (engine if layers_in_te else torch).add(Gemms.LAYER)
+    (engine if router_in_te else torch).add(Gemms.ROUTER)
+    torch |= {Gemms.PATCHES} if linear_patches else set()
+    torch |= {Gemms.UNFUSED_ATTENTION} if unfused else set()
+    in_te, in_torch = (frozenset().union(*(KINDS_BY_GEMMS[each] for each in library)) for library in (engine, torch))
+    return in_te, in_torch
+
+
 def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     """Workspaces of Transformer Engine and of PyTorch's cuBLAS handles. The main and the autograd thread have a handle each."""
     job, kinds = context.job, context.kinds
     te_bytes = round_up(te_workspace_bytes(job), BLOCK)
-    routers = frozenset({ModuleKind.ROUTER})
-    in_te = MOE_LATENT_PROJECTIONS | (LINEAR if context.te else FROM_START)
-    in_te |= routers if context.shapes.inputs.router_in_te else FROM_START
+    vision = job.model.vision
+    in_te, in_torch = _multiplying(
+        layers_in_te=context.te,
+        router_in_te=context.shapes.inputs.router_in_te,
+        linear_patches=vision is not None and vision.is_radio,
+        unfused=context.unfused,
+    )
     phase: Literal["forward", "backward"] = "forward"
     if context.te and job.flags.tp_comm_overlap and kinds & LINEAR:
         size = round_up(USERBUFFER_STREAMS * te_workspace_bytes(job), BLOCK)
@@ -188,11 +207,6 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     moe = job.model.moe
     if context.te and moe is not None and moe.grouped_gemm and ModuleKind.EXPERTS in kinds:
         yield Workspace("grouped GEMM workspaces of 4 streams", GROUPED_GEMM_STREAMS * te_bytes, LINEAR, "forward")
-    in_torch = BERT_HEADS | {ModuleKind.OUTPUT_LAYER, ModuleKind.SHARED_GATE} | (routers - in_te)
-    in_torch |= ADAPTER_PROJECTIONS | (FROM_START if context.te else LINEAR)
-    in_torch |= {ModuleKind.PATCHES} if job.model.vision is not None and job.model.vision.is_radio else FROM_START
-    in_torch |= {ModuleKind.ATTENTION_KERNEL} if context.unfused else FROM_START
-    in_torch |= kinds & {ModuleKind.INDEX_LOSS, ModuleKind.CHOSEN_ATTENTION}
     # `get_rht_matrix`: the matrix of the Hadamard transform is a product of two
     fp8 = job.precision.fp8
     in_fp4 = (
@@ -315,8 +329,7 @@ def _modules_with_fused_gradients(tree: Module) -> tuple[Module, ...]:
     """The distinct modules whose GEMM can accumulate the weight gradient, in order."""
     found: dict[int, Module] = {}
     patches = tree.kind is ModuleKind.PATCHES and len(tree.parameters[0].shape) == len(("outputs", "inputs"))
-    linear = tree.kind in LINEAR | MOE_LATENT_PROJECTIONS | ADAPTER_PROJECTIONS or patches
-    if linear or tree.kind in (ModuleKind.OUTPUT_LAYER, ModuleKind.REPLACED_BRANCH):
+    if patches or tree.kind.facts.gemms in (Gemms.LAYER, Gemms.TRANSFORMER_ENGINE, Gemms.MEGATRON):
         found[id(tree)] = tree
     for child in tree.children:
         found.update((id(module), module) for module in child.derived(_modules_with_fused_gradients))

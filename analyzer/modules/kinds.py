@@ -1,152 +1,254 @@
-"""Kinds of modules. Formulas decide by kind. Module names are Megatron's and are used for comparison and output only."""
+"""Kinds of modules and their facts. Formulas decide by kind. Module names are Megatron's, and only for comparison and output.
 
+A kind cannot be added without its facts. Kernels, workspaces and the sets of kinds at the end of this file are derived from them.
+"""
+
+# ruff: noqa: PIE796 (kinds with equal facts are different: their values are numbers)
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 
-class ModuleKind(Enum):
-    """The role of a module in a model."""
+class Kernels(Enum):
+    """The kernels of a kind of module. `analyzer.time.work.of_module` has their formulas."""
 
-    MODEL = auto()
-    BATCH = auto()
-    EMBEDDING = auto()
-    WORD_EMBEDDINGS = auto()
-    POSITION_EMBEDDINGS = auto()
-    TOKEN_TYPE_EMBEDDINGS = auto()
-    PATCHES = auto()
-    """The convolution of a vision encoder, which makes a token of each patch."""
-    VISION_POSITIONS = auto()
-    """Positions of a vision encoder that are interpolated."""
-    CLASS_TOKENS = auto()
-    VISION_INPUT = auto()
-    """The tokens of a vision encoder with positions, as its first layer reads them."""
-    VISION_OUTPUT = auto()
-    """The output of a vision encoder, as the projector reads it."""
-    MERGED_INPUT = auto()
-    """The embeddings of text and images in one sequence."""
-    DECODER = auto()
-    LAYER = auto()
-    """A transformer layer, in the decoder, an encoder or multi-token prediction."""
-    CHECKPOINT = auto()
-    """Activation checkpointing around layers (full recompute)."""
-    ATTENTION = auto()
-    ATTENTION_NORM = auto()
-    QKV = auto()
-    QK_NORMS = auto()
-    Q_NORM = auto()
-    K_NORM = auto()
-    Q_PROJECTION = auto()
-    """In multi-latent attention without query compression."""
-    Q_DOWN = auto()
-    Q_UP = auto()
-    KV_DOWN = auto()
-    KV_UP = auto()
-    KV_PROJECTION = auto()
-    """In cross-attention."""
-    ROTATION = auto()
-    """In multi-latent attention: queries, keys and values are rotated and assembled."""
-    LINEAR_ATTENTION_INPUT = auto()
-    """In linear attention: the projection to queries, keys, values, gates and decay."""
-    CONVOLUTION = auto()
-    DELTA_RULE_INPUTS = auto()
-    """In linear attention: queries and keys are normalized and repeated, and gates are computed."""
-    DELTA_RULE = auto()
-    GATED_NORM = auto()
-    """The norm of the heads of linear attention, and the product with their gate."""
-    ATTENTION_KERNEL = auto()
-    ATTENTION_KERNEL_CHECKPOINT = auto()
-    INDEX_PROJECTION = auto()
-    """In sparse attention: a linear layer of the indexer, whose products choose the keys of each query."""
-    INDEX_NORM = auto()
-    """In sparse attention: the norm of the keys of the indexer, and its rotation."""
-    INDEX_LOSS = auto()
-    """In sparse attention: the choice of keys, and the loss of the indexer."""
-    CHOSEN_ATTENTION = auto()
-    """In sparse attention: attention of each query to the chosen keys."""
-    OUTPUT_GATE = auto()
-    """The product of the output of full attention with its gate."""
-    ATTENTION_OUTPUT = auto()
-    ATTENTION_ADD = auto()
-    """Bias add, dropout and residual add after attention."""
+    NONE = auto()
+    """The module launches none, or those of its children, or its time is neglected."""
+    LINEAR = auto()
     FEED_FORWARD = auto()
-    """A dense FFN or a MoE layer."""
-    FEED_FORWARD_NORM = auto()
-    FC1 = auto()
+    """A linear layer, of each local expert in a MoE layer."""
+    NORM = auto()
+    HEAD_NORM = auto()
+    """A norm of each head of queries or keys."""
+    EMBEDDING = auto()
+    COPIES = auto()
+    """Tensors are read and written."""
+    RESIDUAL_ADD = auto()
     ACTIVATION = auto()
-    FC2 = auto()
-    FEED_FORWARD_ADD = auto()
-    MIXER = auto()
-    """A Mamba mixer in place of attention."""
-    MIXER_IN = auto()
-    MIXER_SCAN = auto()
-    """Convolution and scan of a Mamba mixer."""
-    MIXER_NORM = auto()
-    MIXER_OUT = auto()
-    ADAPTER = auto()
-    """A low-rank adapter beside a frozen linear layer."""
-    ADAPTER_DROPOUT = auto()
-    ADAPTER_IN = auto()
-    """The projection of an adapter to its rank."""
-    ADAPTER_OUT = auto()
+    PATCHES = auto()
+    ADAPTER_PROJECTION = auto()
     ADAPTER_SUM = auto()
-    """The outputs of a linear layer and of its adapter are added."""
-    REPLACED_BRANCH = auto()
-    """One linear layer in place of attention or the FFN."""
     ROUTER = auto()
-    MOE_LATENT_DOWN = auto()
-    """The projection of tokens to the latent size of a MoE layer."""
-    MOE_LATENT_UP = auto()
+    SHARED_GATE = auto()
     DISPATCH = auto()
     COMBINE = auto()
-    EXPERTS = auto()
-    SHARED_EXPERTS = auto()
-    SHARED_GATE = auto()
-    """The score of each token that the output of the shared experts is multiplied by."""
-    WEIGHT_GRADIENT = auto()
-    """A delayed weight gradient, which the backward of a layer computes after that of the module of the weight."""
-    FINAL_NORM = auto()
+    ATTENTION = auto()
+    OUTPUT_GATE = auto()
+    INDEX_PROJECTION = auto()
+    INDEX_NORM = auto()
+    INDEX_LOSS = auto()
+    CHOSEN_ATTENTION = auto()
+    LINEAR_ATTENTION_INPUT = auto()
+    CONVOLUTION = auto()
+    DELTA_RULE_INPUTS = auto()
+    DELTA_RULE = auto()
+    GATED_NORM = auto()
+    MIXER_SCAN = auto()
+    MIXER_NORM = auto()
     OUTPUT_LAYER = auto()
     HEAD_PROJECTION = auto()
-    """The linear layer of BERT before its output layer."""
-    POOLER = auto()
-    """BERT: a linear layer on the first token of each sample."""
-    BINARY_HEAD = auto()
-    """BERT: the classifier of the order of sentences, on the output of the pooler."""
+    FIRST_TOKENS = auto()
+    """A linear layer on one token of each sample."""
     LOSS = auto()
-    MTP = auto()
-    MTP_DEPTH = auto()
-    MTP_PROJECTION = auto()
-    OTHER = auto()
 
 
+class Gemms(Enum):
+    """The library that runs the GEMMs of a kind of module, which decides its workspaces (`analyzer.memory.workspaces`)."""
+
+    NONE = auto()
+    LAYER = auto()
+    """A linear layer of a transformer layer: Transformer Engine, or Megatron's own layers with `--transformer-impl local`."""
+    TRANSFORMER_ENGINE = auto()
+    """Transformer Engine in every model."""
+    MEGATRON = auto()
+    """A linear layer of Megatron itself in every model: PyTorch, and the gradient of the weight is added to its buffer."""
+    PYTORCH = auto()
+    """A product of PyTorch, whose gradient is a tensor of its own."""
+    ROUTER = auto()
+    """Transformer Engine or PyTorch (`ModuleInputs.router_in_te`)."""
+    PATCHES = auto()
+    """A linear layer of Megatron in a RADIO encoder, otherwise a convolution."""
+    UNFUSED_ATTENTION = auto()
+    """PyTorch in unfused attention. Fused kernels have no workspace."""
+
+
+class Parallel(Enum):
+    """How tensor-parallel ranks share the weight of a linear layer."""
+
+    NONE = auto()
+    """Each rank has all of it, or it is split in another way."""
+    COLUMN = auto()
+    """The output is split, and the input is gathered under sequence parallelism."""
+    GATHERED = auto()
+    """The output is split like that of `COLUMN`, and then gathered, in backward too."""
+    ROW = auto()
+    """The input is split, and outputs are summed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindFacts:
+    """What every module of a kind has in common."""
+
+    kernels: Kernels
+    gemms: Gemms
+    parallel: Parallel
+
+
+def _without_gemms(kernels: Kernels) -> KindFacts:
+    return KindFacts(kernels, Gemms.NONE, Parallel.NONE)
+
+
+_CONTAINER: Final = _without_gemms(Kernels.NONE)
+"""Modules that consist of their children."""
+
+
+class ModuleKind(Enum):
+    """The role of a module in a model, with its facts."""
+
+    def __new__(cls, facts: KindFacts) -> ModuleKind:
+        del facts
+        member = object.__new__(cls)
+        member._value_ = len(cls.__members__) + 1
+        return member
+
+    def __init__(self, facts: KindFacts) -> None:
+        if not isinstance(facts, KindFacts):
+            raise TypeError(f"the kind {self.name} has no facts, but {facts!r}")
+        self.facts = facts
+
+    MODEL = _CONTAINER
+    BATCH = _without_gemms(Kernels.NONE)
+    EMBEDDING = _CONTAINER
+    WORD_EMBEDDINGS = _without_gemms(Kernels.EMBEDDING)
+    POSITION_EMBEDDINGS = _without_gemms(Kernels.EMBEDDING)
+    TOKEN_TYPE_EMBEDDINGS = _without_gemms(Kernels.EMBEDDING)
+    PATCHES = KindFacts(Kernels.PATCHES, Gemms.PATCHES, Parallel.NONE)
+    """The convolution of a vision encoder, which makes a token of each patch."""
+    VISION_POSITIONS = _without_gemms(Kernels.COPIES)
+    """Positions of a vision encoder that are interpolated."""
+    CLASS_TOKENS = _without_gemms(Kernels.COPIES)
+    VISION_INPUT = _without_gemms(Kernels.COPIES)
+    """The tokens of a vision encoder with positions, as its first layer reads them."""
+    VISION_OUTPUT = _without_gemms(Kernels.COPIES)
+    """The output of a vision encoder, as the projector reads it."""
+    MERGED_INPUT = _without_gemms(Kernels.COPIES)
+    """The embeddings of text and images in one sequence."""
+    DECODER = _CONTAINER
+    LAYER = _CONTAINER
+    """A transformer layer, in the decoder, an encoder or multi-token prediction."""
+    CHECKPOINT = _CONTAINER
+    """Activation checkpointing around layers (full recompute)."""
+    ATTENTION = _CONTAINER
+    ATTENTION_NORM = _without_gemms(Kernels.NORM)
+    QKV = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.COLUMN)
+    QK_NORMS = _CONTAINER
+    Q_NORM = _without_gemms(Kernels.HEAD_NORM)
+    K_NORM = _without_gemms(Kernels.HEAD_NORM)
+    Q_PROJECTION = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.COLUMN)
+    """In multi-latent attention without query compression."""
+    Q_DOWN = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.NONE)
+    Q_UP = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.COLUMN)
+    KV_DOWN = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.NONE)
+    KV_UP = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.COLUMN)
+    KV_PROJECTION = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.COLUMN)
+    """In cross-attention."""
+    ROTATION = _without_gemms(Kernels.NONE)
+    """In multi-latent attention: queries, keys and values are rotated and assembled."""
+    LINEAR_ATTENTION_INPUT = KindFacts(Kernels.LINEAR_ATTENTION_INPUT, Gemms.LAYER, Parallel.COLUMN)
+    """In linear attention: the projection to queries, keys, values, gates and decay."""
+    CONVOLUTION = _without_gemms(Kernels.CONVOLUTION)
+    DELTA_RULE_INPUTS = _without_gemms(Kernels.DELTA_RULE_INPUTS)
+    """In linear attention: queries and keys are normalized and repeated, and gates are computed."""
+    DELTA_RULE = _without_gemms(Kernels.DELTA_RULE)
+    GATED_NORM = _without_gemms(Kernels.GATED_NORM)
+    """The norm of the heads of linear attention, and the product with their gate."""
+    ATTENTION_KERNEL = KindFacts(Kernels.ATTENTION, Gemms.UNFUSED_ATTENTION, Parallel.NONE)
+    ATTENTION_KERNEL_CHECKPOINT = _CONTAINER
+    INDEX_PROJECTION = KindFacts(Kernels.INDEX_PROJECTION, Gemms.LAYER, Parallel.NONE)
+    """In sparse attention: a linear layer of the indexer, whose products choose the keys of each query."""
+    INDEX_NORM = _without_gemms(Kernels.INDEX_NORM)
+    """In sparse attention: the norm of the keys of the indexer, and its rotation."""
+    INDEX_LOSS = KindFacts(Kernels.INDEX_LOSS, Gemms.PYTORCH, Parallel.NONE)
+    """In sparse attention: the choice of keys, and the loss of the indexer."""
+    CHOSEN_ATTENTION = KindFacts(Kernels.CHOSEN_ATTENTION, Gemms.PYTORCH, Parallel.NONE)
+    """In sparse attention: attention of each query to the chosen keys."""
+    OUTPUT_GATE = _without_gemms(Kernels.OUTPUT_GATE)
+    """The product of the output of full attention with its gate."""
+    ATTENTION_OUTPUT = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.ROW)
+    ATTENTION_ADD = _without_gemms(Kernels.RESIDUAL_ADD)
+    """Bias add, dropout and residual add after attention."""
+    FEED_FORWARD = _CONTAINER
+    """A dense FFN or a MoE layer."""
+    FEED_FORWARD_NORM = _without_gemms(Kernels.NORM)
+    FC1 = KindFacts(Kernels.FEED_FORWARD, Gemms.LAYER, Parallel.COLUMN)
+    ACTIVATION = _without_gemms(Kernels.ACTIVATION)
+    FC2 = KindFacts(Kernels.FEED_FORWARD, Gemms.LAYER, Parallel.ROW)
+    FEED_FORWARD_ADD = _without_gemms(Kernels.RESIDUAL_ADD)
+    MIXER = _CONTAINER
+    """A Mamba mixer in place of attention."""
+    MIXER_IN = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.COLUMN)
+    MIXER_SCAN = _without_gemms(Kernels.MIXER_SCAN)
+    """Convolution and scan of a Mamba mixer."""
+    MIXER_NORM = _without_gemms(Kernels.MIXER_NORM)
+    MIXER_OUT = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.ROW)
+    ADAPTER = _CONTAINER
+    """A low-rank adapter beside a frozen linear layer."""
+    ADAPTER_DROPOUT = _without_gemms(Kernels.COPIES)
+    ADAPTER_IN = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.MEGATRON, Parallel.NONE)
+    """The projection of an adapter to its rank."""
+    ADAPTER_OUT = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.MEGATRON, Parallel.NONE)
+    ADAPTER_SUM = _without_gemms(Kernels.ADAPTER_SUM)
+    """The outputs of a linear layer and of its adapter are added."""
+    REPLACED_BRANCH = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.COLUMN)
+    """One linear layer in place of attention or the FFN."""
+    ROUTER = KindFacts(Kernels.ROUTER, Gemms.ROUTER, Parallel.NONE)
+    MOE_LATENT_DOWN = KindFacts(Kernels.LINEAR, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)
+    """The projection of tokens to the latent size of a MoE layer."""
+    MOE_LATENT_UP = KindFacts(Kernels.LINEAR, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)
+    DISPATCH = _without_gemms(Kernels.DISPATCH)
+    COMBINE = _without_gemms(Kernels.COMBINE)
+    EXPERTS = _CONTAINER
+    SHARED_EXPERTS = _CONTAINER
+    SHARED_GATE = KindFacts(Kernels.SHARED_GATE, Gemms.PYTORCH, Parallel.NONE)
+    """The score of each token that the output of the shared experts is multiplied by."""
+    WEIGHT_GRADIENT = _without_gemms(Kernels.NONE)
+    """A delayed weight gradient, which the backward of a layer computes after that of the module of the weight."""
+    FINAL_NORM = _without_gemms(Kernels.NORM)
+    NORM = _without_gemms(Kernels.NORM)
+    """Another norm of hidden states: in multi-token prediction, in the head of BERT, before and after a vision encoder."""
+    OUTPUT_LAYER = KindFacts(Kernels.OUTPUT_LAYER, Gemms.MEGATRON, Parallel.COLUMN)
+    HEAD_PROJECTION = KindFacts(Kernels.HEAD_PROJECTION, Gemms.PYTORCH, Parallel.NONE)
+    """The linear layer of BERT before its output layer."""
+    POOLER = KindFacts(Kernels.FIRST_TOKENS, Gemms.PYTORCH, Parallel.NONE)
+    """BERT: a linear layer on the first token of each sample."""
+    BINARY_HEAD = KindFacts(Kernels.FIRST_TOKENS, Gemms.PYTORCH, Parallel.NONE)
+    """BERT: the classifier of the order of sentences, on the output of the pooler."""
+    LOSS = _without_gemms(Kernels.LOSS)
+    MTP = _CONTAINER
+    MTP_DEPTH = _CONTAINER
+    MTP_PROJECTION = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.GATHERED)
+    OTHER = _without_gemms(Kernels.NONE)
+    """A function or a group of modules. It has no parameters."""
+
+
+def _with(*gemms: Gemms) -> frozenset[ModuleKind]:
+    """Kinds whose GEMMs are those of one of these libraries."""
+    return frozenset(kind for kind in ModuleKind if kind.facts.gemms in gemms)
+
+
+KINDS_BY_GEMMS: Final = {gemms: _with(gemms) for gemms in Gemms}
+LINEAR: Final = KINDS_BY_GEMMS[Gemms.LAYER]
+"""Linear layers of transformer layers."""
 MOE_LATENT_PROJECTIONS: Final = frozenset({ModuleKind.MOE_LATENT_DOWN, ModuleKind.MOE_LATENT_UP})
-"""Projections to and from the latent size of a MoE layer. They are linear layers of Transformer Engine in every model."""
+"""Projections to and from the latent size of a MoE layer."""
 LATENT_PROJECTIONS: Final = frozenset(
     {ModuleKind.Q_PROJECTION, ModuleKind.Q_DOWN, ModuleKind.Q_UP, ModuleKind.KV_DOWN, ModuleKind.KV_UP}
 )
 """Projections of multi-latent attention."""
-LINEAR: Final = frozenset(
-    {
-        ModuleKind.QKV,
-        *LATENT_PROJECTIONS,
-        ModuleKind.LINEAR_ATTENTION_INPUT,
-        ModuleKind.INDEX_PROJECTION,
-        ModuleKind.KV_PROJECTION,
-        ModuleKind.ATTENTION_OUTPUT,
-        ModuleKind.MIXER_IN,
-        ModuleKind.MIXER_OUT,
-        ModuleKind.FC1,
-        ModuleKind.FC2,
-        ModuleKind.MTP_PROJECTION,
-    }
-)
-"""Linear layers of transformer layers."""
 ADAPTER_PROJECTIONS: Final = frozenset({ModuleKind.ADAPTER_IN, ModuleKind.ADAPTER_OUT})
-"""Linear layers of adapters, which are those of Megatron itself in every model."""
-BERT_HEADS: Final = frozenset({ModuleKind.HEAD_PROJECTION, ModuleKind.POOLER, ModuleKind.BINARY_HEAD})
-"""Linear layers of PyTorch in the head of BERT."""
+"""Linear layers of adapters."""
 ATTENTION_BRANCH: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.ATTENTION, ModuleKind.MIXER, ModuleKind.ATTENTION_ADD})
 FEED_FORWARD_BRANCH: Final = frozenset({ModuleKind.FEED_FORWARD_NORM, ModuleKind.FEED_FORWARD, ModuleKind.FEED_FORWARD_ADD})
 RESIDUAL_ADDS: Final = frozenset({ModuleKind.ATTENTION_ADD, ModuleKind.FEED_FORWARD_ADD})

@@ -72,7 +72,7 @@ def fused_norm_backward(shapes: Shapes, normalized: Tensor, width: int) -> tuple
 
 
 def standalone_norm(
-    shapes: Shapes, name: str, kind: ModuleKind = ModuleKind.OTHER, *, input_made_in: str, input_shares: str = ""
+    shapes: Shapes, name: str, kind: ModuleKind = ModuleKind.NORM, *, input_made_in: str, input_shares: str = ""
 ) -> Module:
     """A norm of the residual stream as a separate module. The linear layer that follows saves its output.
 

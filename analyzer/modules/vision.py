@@ -149,6 +149,7 @@ def _norm(shapes: Shapes, name: str) -> Module:
     width = shapes.model.hidden_size
     return Module(
         name=f"{MODEL}.{name}",
+        kind=ModuleKind.NORM,
         parameters=norm_parameters(shapes, width),
         saved=(
             tokens_of(shapes, "input", made_in=f"{MODEL_PATH}{MODEL}"),

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from analyzer.modules.kinds import ATTENTION_BRANCH, ModuleKind
+from analyzer.modules.kinds import ATTENTION_BRANCH, ModuleKind, Parallel
 from analyzer.modules.tree import Collective, Module
 from analyzer.passes.graph_scopes import FULL_ITERATION, Scope, layer_scope
 from analyzer.program.chunks import chunk_program
@@ -26,18 +26,6 @@ from analyzer.time.work.sparse_attention import LOSS_OF_INDEXER
 
 Exposure = Literal["full", "userbuffers", "kernels", "microbatch"]
 """What hides a message: nothing, the GEMM that it is split with, other kernels of its module, or another microbatch."""
-_COLUMN: Final = frozenset(
-    {
-        ModuleKind.QKV,
-        ModuleKind.Q_UP,
-        ModuleKind.KV_UP,
-        ModuleKind.Q_PROJECTION,
-        ModuleKind.KV_PROJECTION,
-        ModuleKind.FC1,
-        ModuleKind.OUTPUT_LAYER,
-    }
-)
-"""Layers whose output is split over tensor-parallel ranks."""
 _EXPERT_GROUPS: Final = frozenset({"ep", "etp", "tp_ep"})
 _CAPTURED_PREPROCESS: Final = 0.45
 """Share of the operations of the dispatch that graphs of the scope moe_preprocess capture."""
@@ -262,7 +250,7 @@ def message_of(module: Module, call: Collective, phase: str, context: WorkContex
         return _ring_message(module, call, phase, context) if call.kind == "send" else _message("cp", call)
     if call.group == "tp" and module.overlaps_collectives:
         return _message("tp", call)._replace(exposure="userbuffers", behind=_gemms_beside(module, call, phase, context))
-    if call.group == "tp" and phase == "backward" and kind in _COLUMN:
+    if call.group == "tp" and phase == "backward" and kind.facts.parallel is Parallel.COLUMN:
         return _message("tp", call)._replace(exposure="kernels", behind=_gemms_beside(module, call, phase, context))
     return _message("tp", call)
 

@@ -171,6 +171,7 @@ def _language_head(shapes: Shapes) -> Module:
     )
     norm = Module(
         name="layer_norm",
+        kind=ModuleKind.NORM,
         parameters=norm_parameters(shapes, shapes.model.hidden_size),
         saved=(shapes.hidden("input", made_in="lm_head"), *norm_statistics(shapes, rows, "4·s·b")),
         forward_workspace=(shapes.hidden("output"),),

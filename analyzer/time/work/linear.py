@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from analyzer.modules.kinds import MOE_LATENT_PROJECTIONS, ModuleKind
+from analyzer.modules.kinds import ModuleKind, Parallel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.elementwise import norm
-from analyzer.time.work.kernels import NO_WORK, Gemm, Kernel, MemoryBound, Precision, Work
+from analyzer.time.work.kernels import Gemm, Kernel, MemoryBound, Precision, Work
 
 CAST_BYTES: Final = {"delayed": 4.0, "tensorwise": 6.0, "blockwise": 5.0, "mxfp8": 4.2, "nvfp4": 6.0}
 """Bytes moved to quantize an element of a 16-bit tensor: it is read, and written in two layouts (for the two GEMMs that use it).
 
 `tensorwise` and `nvfp4` read it twice, because the scale of the tensor is computed first; `mxfp8` has a scale for 32 elements.
 """
-_SPLIT_ROWS: Final = frozenset({ModuleKind.Q_DOWN, ModuleKind.KV_DOWN}) | MOE_LATENT_PROJECTIONS
-"""Layers that are not split over tensor-parallel ranks (`TELinear`): each works on its tokens of the residual stream."""
-_BIAS_ADDED_LATER: Final = frozenset({ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC1, ModuleKind.FC2})
-"""Layers whose bias is added by a later kernel (`skip_bias_add`): its gradient is a sum over tokens. Others add it in the GEMM,
-which also sums its gradient. That is added to the buffer by a kernel of its own."""
 SCATTERED_PARTS: Final = 4
 """Parts of a GEMM whose output is reduce-scattered meanwhile (`num_splits` of the method "pipeline")."""
 
@@ -35,30 +30,39 @@ def gathers_outside_userbuffers(module: Module, *, without_gradients: bool) -> b
     return without_gradients and any(each.name == "layer_norm_weight" for each in module.parameters)
 
 
-def weight_of(module: Module) -> Parameter | None:
-    """The weight of a linear layer: a matrix, or one matrix for each local expert."""
+def own_weight(module: Module) -> Parameter | None:
+    """The weight of a linear layer: a matrix, or one matrix for each local expert. None if it has no weight of its own."""
     return next((each for each in module.parameters if each.name == "weight" and len(each.shape) >= 2), None)
 
 
+def weight_of(module: Module) -> Parameter:
+    """The weight of a linear layer that has one."""
+    weight = own_weight(module)
+    assert weight is not None, f"{module.name} has a weight"
+    return weight
+
+
 def linear(module: Module, context: WorkContext) -> Work:
-    """A dense linear layer, with the norm that is fused in."""
-    weight = weight_of(module)
-    if weight is None:
-        return NO_WORK
-    shapes = context.shapes
-    rows = (shapes.s_split if module.kind in _SPLIT_ROWS else shapes.s) * shapes.b
+    """A dense linear layer, with the norm that is fused in.
+
+    A layer that is not split over tensor-parallel ranks (`TELinear`) works on their tokens of the residual stream.
+    """
+    weight, shapes, parallel = weight_of(module), context.shapes, module.kind.facts.parallel
+    rows = (shapes.s_split if parallel is Parallel.NONE else shapes.s) * shapes.b
     n, k = weight.shape
     vectors = sum(each.name.startswith("layer_norm_") for each in module.parameters)
     rewinds = module.kind in (ModuleKind.Q_PROJECTION, ModuleKind.Q_UP, ModuleKind.KV_UP) and shapes.recomputes("mla_up_proj")
     work = gemms(context, rows=rows, n=n, k=k, precision=context.quantized if weight.quantized else context.precision)
     if context.chunks > 1 and module.overlaps_collectives:
-        work = _in_chunks(work, context.chunks, summed=module.kind in (ModuleKind.ATTENTION_OUTPUT, ModuleKind.FC2))
+        work = _in_chunks(work, context.chunks, summed=parallel is Parallel.ROW)
     if vectors:
         work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False, vectors=vectors), work)
         work = _fused_quantization(work, context, rows * k) if weight.quantized else work
     if any(each.name == "bias" for each in module.parameters):
         summed = (shapes.s if module.kind is ModuleKind.FC1 else shapes.s_split) * shapes.b
-        read = 2.0 * summed * n if module.kind in _BIAS_ADDED_LATER else 0.0
+        # a bias that a later kernel adds (`skip_bias_add`) has a gradient that sums over tokens; in a GEMM it is summed there
+        later = parallel is Parallel.ROW or module.kind is ModuleKind.FC1
+        read = 2.0 * summed * n if later else 0.0
         work = joined(Work((), (MemoryBound("bias gradient", read, launches=2),)), work)
     return repeated(work) if rewinds else work
 
@@ -112,8 +116,6 @@ def grouped_linear(module: Module, context: WorkContext, *, rows: int) -> Work:
     The host issues operations for each expert, also if a grouped GEMM multiplies them together (`GroupedLinear`, TE 2.11).
     """
     weight = weight_of(module)
-    if weight is None:
-        return NO_WORK
     n, k = weight.shape[-2:]
     experts = weight.pieces if len(weight.shape) == 2 else weight.shape[0]
     precision = context.quantized if weight.quantized else context.precision

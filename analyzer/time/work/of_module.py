@@ -7,18 +7,17 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from analyzer.modules.kinds import LINEAR, ModuleKind
+from analyzer.modules.kinds import Kernels, ModuleKind
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.time.work import elementwise, experts, linear_attention, mamba, sparse_attention
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, MemoryBound, Work
-from analyzer.time.work.linear import gemms, grouped_linear, joined, linear, weight_of
+from analyzer.time.work.linear import gemms, grouped_linear, joined, linear, own_weight, weight_of
 
 _OF_WEIGHTS: Final = frozenset({"weight gradient", "bias gradient", "sum of embedding gradients"})
 """Names of kernels that compute gradients of weights only."""
-_NORMS: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.FEED_FORWARD_NORM, ModuleKind.FINAL_NORM})
 
 
 def work_of(module: Module, context: WorkContext) -> Work:
@@ -40,21 +39,27 @@ def _trained_work(module: Module, context: WorkContext) -> Work:
 
 
 def _work(module: Module, context: WorkContext) -> Work:
-    kind = module.kind
-    if kind in _OTHERS:
-        return _OTHERS[kind](module, context)
-    if kind in _NORMS:
-        return elementwise.standalone_norm(module, context)
-    weight = weight_of(module)
-    if weight is not None and weight.sharding == "expert":
-        shapes = context.shapes if weight.quantized else context.shapes.in_16_bit
-        products = grouped_linear(module, context, rows=Routing(shapes).multiplied_rows)
-        return joined(products, experts.expert_biases(module, context), experts.padding(module, context))
-    if kind in LINEAR or kind is ModuleKind.REPLACED_BRANCH or weight is not None:
-        return linear(module, context)
-    if module.parameters and len(module.parameters[0].shape) == 1 and module.saved:
-        return elementwise.standalone_norm(module, context)  # norms of multi-token prediction
+    kernels = module.kind.facts.kernels
+    if kernels is Kernels.NONE and module.parameters and not module.children:
+        raise ValueError(
+            f"{module.name} has parameters, but its kind {module.kind.name} has no kernels (analyzer/modules/kinds.py)"
+        )
+    return FORMULAS[kernels](module, context)
+
+
+def _none(module: Module, context: WorkContext) -> Work:
+    del module, context
     return NO_WORK
+
+
+def _feed_forward(module: Module, context: WorkContext) -> Work:
+    """A linear layer, or that of each local expert with the copies around it."""
+    weight = weight_of(module)
+    if weight.sharding != "expert":
+        return linear(module, context)
+    shapes = context.shapes if weight.quantized else context.shapes.in_16_bit
+    products = grouped_linear(module, context, rows=Routing(shapes).multiplied_rows)
+    return joined(products, experts.expert_biases(module, context), experts.padding(module, context))
 
 
 def _output_layer(module: Module, context: WorkContext) -> Work:
@@ -70,7 +75,7 @@ def _output_layer(module: Module, context: WorkContext) -> Work:
         logits = 2.0 * shapes.s * shapes.b * columns
         biased = Work((MemoryBound("bias", 2 * logits),), (MemoryBound("bias gradient", logits, launches=2),))
         work = joined(work, biased)
-    if weight_of(module) is not None:
+    if own_weight(module) is not None:
         return work
     added = MemoryBound("sum of embedding gradients", 8.0 * columns * model.hidden_size)
     return work._replace(backward=(*work.backward, added))
@@ -88,10 +93,7 @@ def _of_first_tokens(module: Module, context: WorkContext) -> Work:
 
 def _linear_of_pytorch(module: Module, context: WorkContext, *, rows: int) -> Work:
     """A layer whose bias is added in the GEMM. The gradients of both parameters are added to the buffer by kernels of their own."""
-    weight = weight_of(module)
-    if weight is None:
-        return NO_WORK
-    n, k = weight.shape
+    n, k = weight_of(module).shape
     separate = WorkContext(replace(context.inputs, gradient_accumulation_fusion=False), context.gradients)
     work = gemms(separate, rows=rows, n=n, k=k, precision=context.precision)
     return joined(Work((), (MemoryBound("bias gradient", 2.0 * rows * n, launches=3),)), work)
@@ -129,8 +131,6 @@ def _copies(module: Module, context: WorkContext) -> Work:
 def _adapter_projection(module: Module, context: WorkContext) -> Work:
     """A projection in 16 bit of all rows of the saved input."""
     weight = weight_of(module)
-    if weight is None:
-        return NO_WORK
     rows = prod(module.saved[0].shape[:-1])
     if len(weight.shape) > len(("outputs", "inputs")):
         return grouped_linear(module, context, rows=rows)
@@ -145,45 +145,39 @@ def _adapter_sum(module: Module, context: WorkContext) -> Work:
     return Work((MemoryBound("adapter output", 5 * size, launches=2),), (MemoryBound("adapter output gradient", 2 * size),))
 
 
-_OTHERS: Final[dict[ModuleKind, Callable[[Module, WorkContext], Work]]] = {
-    ModuleKind.PATCHES: _patches,
-    ModuleKind.VISION_POSITIONS: _copies,
-    ModuleKind.ADAPTER_IN: _adapter_projection,
-    ModuleKind.ADAPTER_OUT: _adapter_projection,
-    ModuleKind.ADAPTER_SUM: _adapter_sum,
-    ModuleKind.ADAPTER_DROPOUT: _copies,
-    ModuleKind.CLASS_TOKENS: _copies,
-    ModuleKind.VISION_INPUT: _copies,
-    ModuleKind.VISION_OUTPUT: _copies,
-    ModuleKind.MERGED_INPUT: _copies,
-    ModuleKind.OUTPUT_LAYER: _output_layer,
-    ModuleKind.ACTIVATION: _activation,
-    ModuleKind.LOSS: lambda _, context: elementwise.cross_entropy(context),
-    ModuleKind.WORD_EMBEDDINGS: elementwise.word_embedding,
-    ModuleKind.POSITION_EMBEDDINGS: elementwise.word_embedding,
-    ModuleKind.TOKEN_TYPE_EMBEDDINGS: elementwise.word_embedding,
-    ModuleKind.HEAD_PROJECTION: _head_projection,
-    ModuleKind.POOLER: _of_first_tokens,
-    ModuleKind.BINARY_HEAD: _of_first_tokens,
-    ModuleKind.Q_NORM: elementwise.head_norm,
-    ModuleKind.K_NORM: elementwise.head_norm,
-    ModuleKind.ATTENTION_KERNEL: lambda _, context: attention_kernel(context),
-    ModuleKind.INDEX_PROJECTION: sparse_attention.projection,
-    ModuleKind.INDEX_NORM: sparse_attention.prepared,
-    ModuleKind.INDEX_LOSS: sparse_attention.index_loss,
-    ModuleKind.CHOSEN_ATTENTION: sparse_attention.chosen_attention,
-    ModuleKind.OUTPUT_GATE: lambda _, context: elementwise.output_gate(context),
-    ModuleKind.LINEAR_ATTENTION_INPUT: linear_attention.input_projection,
-    ModuleKind.CONVOLUTION: linear_attention.convolution,
-    ModuleKind.DELTA_RULE_INPUTS: linear_attention.prepared,
-    ModuleKind.DELTA_RULE: linear_attention.delta_rule,
-    ModuleKind.GATED_NORM: linear_attention.gated_norm,
-    ModuleKind.ATTENTION_ADD: lambda _, context: elementwise.residual_add(context),
-    ModuleKind.FEED_FORWARD_ADD: lambda _, context: elementwise.residual_add(context),
-    ModuleKind.MIXER_SCAN: lambda _, context: mamba.scan(context),
-    ModuleKind.MIXER_NORM: lambda _, context: mamba.gated_norm(context),
-    ModuleKind.ROUTER: lambda _, context: experts.router(context),
-    ModuleKind.SHARED_GATE: lambda _, context: experts.shared_gate(context),
-    ModuleKind.DISPATCH: lambda _, context: experts.permutation(context, dispatch=True),
-    ModuleKind.COMBINE: lambda _, context: experts.permutation(context, dispatch=False),
+FORMULAS: Final[dict[Kernels, Callable[[Module, WorkContext], Work]]] = {
+    Kernels.NONE: _none,
+    Kernels.LINEAR: linear,
+    Kernels.FEED_FORWARD: _feed_forward,
+    Kernels.NORM: elementwise.standalone_norm,
+    Kernels.HEAD_NORM: elementwise.head_norm,
+    Kernels.EMBEDDING: elementwise.word_embedding,
+    Kernels.COPIES: _copies,
+    Kernels.RESIDUAL_ADD: lambda _, context: elementwise.residual_add(context),
+    Kernels.ACTIVATION: _activation,
+    Kernels.PATCHES: _patches,
+    Kernels.ADAPTER_PROJECTION: _adapter_projection,
+    Kernels.ADAPTER_SUM: _adapter_sum,
+    Kernels.ROUTER: lambda _, context: experts.router(context),
+    Kernels.SHARED_GATE: lambda _, context: experts.shared_gate(context),
+    Kernels.DISPATCH: lambda _, context: experts.permutation(context, dispatch=True),
+    Kernels.COMBINE: lambda _, context: experts.permutation(context, dispatch=False),
+    Kernels.ATTENTION: lambda _, context: attention_kernel(context),
+    Kernels.OUTPUT_GATE: lambda _, context: elementwise.output_gate(context),
+    Kernels.INDEX_PROJECTION: sparse_attention.projection,
+    Kernels.INDEX_NORM: sparse_attention.prepared,
+    Kernels.INDEX_LOSS: sparse_attention.index_loss,
+    Kernels.CHOSEN_ATTENTION: sparse_attention.chosen_attention,
+    Kernels.LINEAR_ATTENTION_INPUT: linear_attention.input_projection,
+    Kernels.CONVOLUTION: linear_attention.convolution,
+    Kernels.DELTA_RULE_INPUTS: linear_attention.prepared,
+    Kernels.DELTA_RULE: linear_attention.delta_rule,
+    Kernels.GATED_NORM: linear_attention.gated_norm,
+    Kernels.MIXER_SCAN: lambda _, context: mamba.scan(context),
+    Kernels.MIXER_NORM: lambda _, context: mamba.gated_norm(context),
+    Kernels.OUTPUT_LAYER: _output_layer,
+    Kernels.HEAD_PROJECTION: _head_projection,
+    Kernels.FIRST_TOKENS: _of_first_tokens,
+    Kernels.LOSS: lambda _, context: elementwise.cross_entropy(context),
 }
+"""The formula of each kind of kernels. `analyzer.modules.kinds` says which modules have them."""

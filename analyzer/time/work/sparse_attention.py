@@ -26,8 +26,6 @@ LOSS_OF_INDEXER: Final = frozenset({_ATTENTION, _SOFTMAX, _LOSS})
 def projection(module: Module, context: WorkContext) -> Work:
     """A linear layer on all tokens, also under sequence parallelism. Its input has no gradient."""
     weight = weight_of(module)
-    if weight is None:
-        return Work()
     shapes = context.shapes
     work = gemms(context, rows=shapes.s * shapes.b, n=weight.shape[0], k=weight.shape[1], precision=context.precision)
     return work._replace(backward=tuple(each for each in work.backward if not (isinstance(each, Gemm) and "data" in each.name)))

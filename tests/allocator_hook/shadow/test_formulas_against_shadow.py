@@ -521,6 +521,17 @@ def not_compared(name: str) -> str:
     return ""
 
 
+def words_of(name: str) -> list[str]:
+    """The launch of a layout."""
+    base = {**BASES, "vision": VISION_BASE, "multimodal": MULTIMODAL_BASE}.get(
+        name.partition(",")[0], BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
+    )
+    if name in HYBRID:
+        base = base.replace("pretrain_gpt.py --num-layers 4", SCRIPT)
+    words = (base + GRID[name]).split()
+    return [word for word in words if word != SHARDED.strip() or "--use-torch-fsdp2" not in words]
+
+
 EVERY = int(os.environ.get("SHADOW_EVERY", "1"))
 FIRST = int(os.environ.get("SHADOW_FIRST", "0"))
 """CI runs a share of the layouts with each release, so that it stays short: every EVERY-th one from FIRST on."""
@@ -538,14 +549,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
 
     if reason := not_compared(name):
         pytest.skip(reason)
-    base = {**BASES, "vision": VISION_BASE, "multimodal": MULTIMODAL_BASE}.get(
-        name.partition(",")[0], BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
-    )
-    if name in HYBRID:
-        base = base.replace("pretrain_gpt.py --num-layers 4", SCRIPT)
-    argv = [*(base + GRID[name]).split(), "--info-te", str(TE), *own_release()]
-    if "--use-torch-fsdp2" in argv:
-        argv.remove("--use-distributed-optimizer")
+    argv = [*words_of(name), "--info-te", str(TE), *own_release()]
     try:
         arguments, world, options = parse(argv, environ={}, folder=tmp_path)
         gpu, _ = hardware(options.gpu, None)
