@@ -247,9 +247,9 @@ FAULTS: Final = (
     ),
     Fault(
         "offset of the linear half from core 0.14 on",
-        "analyzer/launch/derive/model/gpt.py",
-        'glu_offset=implementation != "legacy" and since(arguments, "0.15"),',
-        'glu_offset=implementation != "legacy" and since(arguments, "0.14"),',
+        "analyzer/specs/release_changes.py",
+        'glu_offset: bool = _during(since="0.15")',
+        'glu_offset: bool = _during(since="0.14")',
         "tests/launch/derive/test_earlier_releases.py::test_the_linear_half_has_an_offset_since_core_0_15",
     ),
     Fault(
@@ -321,6 +321,34 @@ FAULTS: Final = (
         "numel = sum(numel_of(tree) - trained_numel(tree) for tree in stage.trees)",
         "numel = 0",
         "tests/memory/test_measured_vision.py::test_the_norm_of_frozen_weights_is_the_peak_of_the_measured_mimo_models",
+    ),
+    Fault(
+        "a Mamba mixer whose output layer is split by columns",
+        "analyzer/modules/kinds.py",
+        "MIXER_OUT = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.ROW)",
+        "MIXER_OUT = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.COLUMN)",
+        "tests/modules/test_kinds.py::test_split_layers_exchange_what_their_split_requires",
+    ),
+    Fault(
+        "projections of latent experts without a workspace",
+        "analyzer/modules/kinds.py",
+        "MOE_LATENT_UP = KindFacts(Kernels.LINEAR, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)",
+        "MOE_LATENT_UP = KindFacts(Kernels.LINEAR, Gemms.NONE, Parallel.NONE)",
+        "tests/modules/test_kinds.py::test_every_gemm_has_the_workspace_of_its_library",
+    ),
+    Fault(
+        "weights of a kind without kernels",
+        "analyzer/time/work/of_module.py",
+        "if kernels is Kernels.NONE and module.parameters and not module.children:",
+        "if False:",
+        "tests/modules/test_kinds.py::test_a_module_with_parameters_and_without_kernels_is_an_error_that_names_it",
+    ),
+    Fault(
+        "cached dummies of Transformer Engine 2.2",
+        "analyzer/specs/release_changes.py",
+        'caches_dummies: bool = _during(since="2.3")',
+        'caches_dummies: bool = _during(since="2.2")',
+        "tests/specs/test_release_changes.py::test_a_field_has_the_value_that_the_sources_of_each_release_show",
     ),
     Fault(
         "weight gradients of frozen layers take time",

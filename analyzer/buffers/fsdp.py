@@ -18,7 +18,6 @@ from analyzer.layout.data_parallel import ReductionGroup, described_replica, red
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import FsdpSpec, TrainingJob
-from analyzer.specs.release_changes import behavior
 from analyzer.units import round_up
 
 Shape = tuple[int, ...]
@@ -102,7 +101,7 @@ def sharded_buckets(job: TrainingJob, tree: Module) -> tuple[ShardedBucket, ...]
     Up to 0.19 only the strategy that shards parameters has units. The others fill buckets across layers.
     """
     strategy = fsdp_of(job).strategy
-    has_units = strategy == "optim_grads_params" or (strategy != "no_shard" and behavior(job.megatron).fsdp_units_without_sharding)
+    has_units = strategy == "optim_grads_params" or (strategy != "no_shard" and job.core.fsdp_units_without_sharding)
     groups: dict[tuple[int | None, bool, str], list[tuple[int, Parameter]]] = {}
     unit = 0
     for index, segment in enumerate(segments(tree)):
@@ -144,7 +143,7 @@ def reduced_dtype(job: TrainingJob, bucket: ShardedBucket) -> str:
 
 
 def _overridden(job: TrainingJob) -> bool:
-    return job.precision.gradients == "fp32" and behavior(job.megatron).fsdp_gradients_in_fp32
+    return job.precision.gradients == "fp32" and job.core.fsdp_gradients_in_fp32
 
 
 def _bucket(

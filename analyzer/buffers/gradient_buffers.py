@@ -18,7 +18,6 @@ from analyzer.buffers.parameter_order import ParameterRun, parameter_runs
 from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 from analyzer.units import round_up
 
 PARAMETER_ALIGNMENT: Final = 64
@@ -89,7 +88,7 @@ def bucket_size(job: TrainingJob, *, pipeline_rank: int, chunk: int, rank_numel:
         return optimizer.ddp_bucket_size
     if optimizer.ddp_num_buckets is not None:
         return rank_numel // optimizer.ddp_num_buckets
-    if is_before(job.megatron, "0.7"):
+    if not job.core.buckets_by_ranks:
         return DEFAULT_BUCKET_SIZE
     return max(DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK * job.parallel.data_with_context)
 
@@ -176,7 +175,7 @@ def _buckets(job: TrainingJob, runs: Sequence[ParameterRun], *, group_size: int,
     """
     distributed = job.optimizer.distributed
     builder = _BucketBuilder(
-        alignment=PARAMETER_ALIGNMENT if distributed and not is_before(job.megatron, "0.8") else 1,
+        alignment=PARAMETER_ALIGNMENT if distributed and job.core.aligns_parameters else 1,
         divisor=bucket_divisor(job, group_size) if distributed else 1,
         limit=bucket_size,
     )
@@ -243,7 +242,7 @@ class _BucketBuilder:
 
 def bucket_divisor(job: TrainingJob, group_size: int) -> int:
     """With the distributed optimizer, buckets are padded to a multiple of this number of elements."""
-    aligned = group_size if is_before(job.megatron, "0.7") else lcm(group_size, BUCKET_ALIGNMENT)
+    aligned = lcm(group_size, BUCKET_ALIGNMENT) if job.core.aligns_buckets else group_size
     return lcm(aligned, HIGH_BUSBW_ALIGNMENT) if job.optimizer.pad_buckets_for_high_nccl_busbw else aligned
 
 

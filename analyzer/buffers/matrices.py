@@ -17,7 +17,6 @@ from analyzer.modules.kinds import ModuleKind, Parallel
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
-from analyzer.specs.release_changes import behavior
 
 UNSPLIT: Final = frozenset({ModuleKind.POSITION_EMBEDDINGS, ModuleKind.ROUTER, ModuleKind.SHARED_EXPERTS})
 """Modules with matrices that are not split: the position table, the weight of the router, the gate of shared experts."""
@@ -136,9 +135,7 @@ def _partition(job: TrainingJob, module: Module, *, expert: bool, fused: bool) -
     by_column = module.kind.facts.parallel is Parallel.ROW
     if fused:
         return 0 if by_column else 1
-    unaware = (
-        expert and not behavior(job.megatron).marks_split_experts and (job.parallel.expert > 1 or job.parallel.expert_tensor > 1)
-    )
+    unaware = expert and not job.core.marks_split_experts and (job.parallel.expert > 1 or job.parallel.expert_tensor > 1)
     if unaware and job.model.implementation == "transformer_engine":
         return 0
     return 1 if by_column else 0

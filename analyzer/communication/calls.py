@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 from analyzer.layout.groups import group_size
 from analyzer.layout.stages import mtp_rank
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", "broadcast"]
 Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
@@ -57,13 +56,13 @@ def gradient_statistics_group(job: TrainingJob, *, experts: bool = False) -> str
     """The group over which gradient norm, overflow and zeros are reduced; with `experts`, those of expert gradients.
 
     It spans every shard of the gradients: model-parallel ranks, or with the distributed optimizer all ranks of one of its instances
-    (`_get_megatron_optimizer_based_on_param_groups`, megatron/core/optimizer/__init__.py, 0.16.1), or before core 0.13 all ranks
-    (`DistributedOptimizer.get_grad_stats_parallel_group`). With the layer-wise optimizer it is the world
+    (`_get_megatron_optimizer_based_on_param_groups`, megatron/core/optimizer/__init__.py, 0.16.1), or in early releases all ranks
+    (`CoreBehavior.statistics_of_all_ranks`). With the layer-wise optimizer it is the world
     (`LayerWiseDistributedOptimizer.get_grad_norm`).
     """
     muon = job.optimizer.muon
     if muon is not None and muon.layer_wise:
         return "world"
     if job.optimizer.distributed:
-        return "world" if is_before(job.megatron, "0.13") else "intra_dist_opt"
+        return "world" if job.core.statistics_of_all_ranks else "intra_dist_opt"
     return "tp_ep_pp" if experts else "mp"

@@ -14,7 +14,6 @@ from analyzer.buffers.gradient_buffers import Buffer
 from analyzer.communication.calls import Call, Kind
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 
 
 def data_parallel_calls(job: TrainingJob, pipeline_rank: int, buffers: Sequence[Sequence[Buffer]]) -> Iterator[Call]:
@@ -42,10 +41,10 @@ def _reduces_twice(job: TrainingJob, pipeline_rank: int) -> bool:
 
     These stages register no gradient in their backwards, so the first batch of `_ParamAndGradBucketGroup` never ends, and
     `finish_grad_sync` starts the reduction again. A handle of the first reduction prevents this, but several instances have none.
-    The first stage registers its gradients, unless stages are interleaved. Core before 0.16 has no first batch.
+    The first stage registers its gradients, unless stages are interleaved.
     """
     parallel, optimizer = job.parallel, job.optimizer
-    if parallel.distributed_optimizer_instances == 1 or parallel.pipeline == 1 or is_before(job.megatron, "0.16"):
+    if parallel.distributed_optimizer_instances == 1 or parallel.pipeline == 1 or not job.core.has_first_batch:
         return False
     if not (optimizer.distributed and optimizer.overlap_grad_reduce and optimizer.aligned_grad_reduce):
         return False

@@ -16,8 +16,6 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
-from analyzer.specs.release_changes import behavior
 
 
 def batch_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
@@ -198,8 +196,8 @@ def _uses_torch_fsdp(job: TrainingJob) -> bool:
 
 
 def _always_counts_zeros(job: TrainingJob, *, groups: int) -> bool:
-    """Core 0.12 counts zeros if all optimizers reduce over one group (`ChainedOptimizer.count_zeros`)."""
-    return groups == 1 and is_before(job.megatron, "0.13") and not is_before(job.megatron, "0.12")
+    """Whether zeros are counted without `--log-num-zeros-in-grad`."""
+    return groups == 1 and job.core.chained_optimizers_count_zeros
 
 
 def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
@@ -229,7 +227,7 @@ def scalar_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
         scalars.append(("loss.average", "dp_cp", "forward", 2, "fp32"))
         if job.model.mtp_num_layers:
             scalars.append(("mtp_loss.average", "dp_cp", "forward", job.model.mtp_num_layers, "fp32"))
-            if behavior(job.megatron).counts_mtp_predictions:
+            if job.core.counts_mtp_predictions:
                 counters = ("mtp_loss.correct", "mtp_loss.total")
                 scalars += [(name, "dp_cp", "forward", job.model.mtp_num_layers, "fp32") for name in counters]
     if job.optimizer.log_params_norm:

@@ -21,6 +21,7 @@ from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
 from analyzer.specs import TrainingJob
+from analyzer.specs.release_changes import torch_behavior
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
 
 GROUPED_GEMM_STREAMS: Final = 4
@@ -58,9 +59,9 @@ def capability(job: TrainingJob) -> tuple[int, int]:
 def cublas_workspace_bytes(job: TrainingJob) -> int:
     """Bytes of the workspace of one cuBLAS handle on one stream: CUBLAS_WORKSPACE_CONFIG, or PyTorch's default.
 
-    The variable contains pairs `:SIZE:COUNT` with sizes in KiB. The default is :4096:8 on Hopper and, since PyTorch 2.12 (pull
-    request 175344), on Blackwell; :4096:2:16:8 on other GPUs. On AMD GPUs the GEMMs are those of hipBLASLt, with 76 MiB
-    (aten/src/ATen/cuda/CUDABlas.cpp).
+    The variable contains pairs `:SIZE:COUNT` with sizes in KiB. The default is :4096:8 on Hopper and, in newer versions, on
+    Blackwell (`TorchBehavior.large_workspace_on_blackwell`); :4096:2:16:8 on other GPUs. On AMD GPUs the GEMMs are those of
+    hipBLASLt, with 76 MiB (aten/src/ATen/cuda/CUDABlas.cpp).
     """
     if job.hardware.is_amd:
         return 76 * MIB
@@ -69,7 +70,7 @@ def cublas_workspace_bytes(job: TrainingJob) -> int:
         numbers = [number for part in config.split(":") if (number := natural(part.strip())) is not None]
         return sum(kib * count for kib, count in zip(numbers[::2], numbers[1::2], strict=False)) * KIB
     first = capability(job)[0]
-    large = first == 9 or (first > 9 and not job.software.torch_is_before("2.12"))
+    large = first == 9 or (first > 9 and torch_behavior(job.software.torch).large_workspace_on_blackwell)
     return 4096 * 8 * KIB if large else (4096 * 2 + 16 * 8) * KIB
 
 

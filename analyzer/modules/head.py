@@ -141,7 +141,7 @@ def cross_entropy(shapes: Shapes, *, logits_made_in: str = "output_layer") -> Mo
     tokens = (shapes.s, shapes.b)
     te = shapes.model.cross_entropy == "te"
     softmax = logits(shapes, "softmax", "fp32")
-    if shapes.dtype == "fp32" and not shapes.inputs.copies_logits:  # `logits.float()` does not copy
+    if shapes.dtype == "fp32" and not shapes.inputs.core.copies_logits:  # `logits.float()` does not copy
         softmax = replace(softmax, made_in=f"{MODEL_PATH}{logits_made_in}")
     if te:
         softmax = replace(logits(shapes, "gradient in place of the logits", shapes.dtype), made_in=f"{MODEL_PATH}{logits_made_in}")
@@ -159,7 +159,7 @@ def cross_entropy(shapes: Shapes, *, logits_made_in: str = "output_layer") -> Mo
     # torch.compile turns the in-place operations into new tensors: input and result are allocated at the same time
     compiled = (logits(shapes, "softmax before the in-place update", "fp32"),) if native else ()
     # before core 0.8 the maximum is subtracted into a new tensor while the caller references the fp32 copy
-    subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.inputs.copies_logits else ()
+    subtracted = (logits(shapes, "logits in fp32", "fp32"),) if shapes.inputs.core.copies_logits else ()
     return Module(
         name="cross_entropy",
         kind=ModuleKind.LOSS,

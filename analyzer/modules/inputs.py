@@ -12,8 +12,7 @@ from typing import Final
 from analyzer.modules.tree import Part
 from analyzer.specs import Fp8Recipe, Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob, VisionSpec
 from analyzer.specs.hardware import MULTIPROCESSORS
-from analyzer.specs.release import is_before
-from analyzer.specs.release_changes import LIKE_0_16, CoreBehavior, behavior
+from analyzer.specs.release_changes import CoreBehavior, EngineBehavior
 
 NO_RECOMPUTE: Final = RecomputeSpec()
 OF_ATTENTION: Final = frozenset({"core_attn", "layernorm", "mla_up_proj"})
@@ -43,9 +42,8 @@ class Split:
 class CachedDummies:
     """Layers whose fused weight gradients return a cached dummy to autograd. Others allocate one for each use.
 
-    Transformer Engine caches the dummies of linear layers from 2.3 on, and those of grouped linear layers from 2.10 on
-    (transformer_engine/pytorch/module/base.py `get_dummy_wgrad`). Megatron's own layers use that cache from core 0.14 on
-    (core/tensor_parallel/layers.py), and legacy models do not.
+    Transformer Engine caches those of its layers, and Megatron's own layers use that cache, except in legacy models
+    (`EngineBehavior.caches_dummies`, `CoreBehavior.caches_dummies`).
     """
 
     layers: bool = True
@@ -56,30 +54,28 @@ class CachedDummies:
 
 
 def _cached_dummies(job: TrainingJob) -> CachedDummies:
-    software, implementation = job.software, job.model.implementation
-    in_te = not software.te_is_before("2.3")
-    own = in_te and implementation != "legacy" and not is_before(job.megatron, "0.14")
-    layers = in_te if implementation == "transformer_engine" else own
+    engine, implementation = job.engine, job.model.implementation
+    own = engine.caches_dummies and implementation != "legacy" and job.core.caches_dummies
+    layers = engine.caches_dummies if implementation == "transformer_engine" else own
     grouped = job.model.moe is not None and job.model.moe.grouped_gemm
-    return CachedDummies(layers=layers, experts=not software.te_is_before("2.10") if grouped else layers, output_layer=own)
+    return CachedDummies(layers=layers, experts=engine.caches_grouped_dummies if grouped else layers, output_layer=own)
 
 
 def _attention_in_batches(job: TrainingJob) -> bool:
     model = job.model
-    in_batches = is_before(job.megatron, "0.14") and not job.software.te_is_before("0.14")
+    in_batches = job.core.attention_in_batches and job.engine.attention_in_batches
     return model.implementation == "transformer_engine" and model.rope_fusion and in_batches
 
 
 def _router_in_te(job: TrainingJob) -> bool:
     """Whether the GEMMs of a router are those of Transformer Engine, also in layers of Megatron itself.
 
-    `te_general_gemm` (core/extensions/transformer_engine.py) exists from 0.13 on, and needs Transformer Engine 2. Until 0.16 it
-    needs `get_workspace`, which Transformer Engine has before 2.10; from 0.17 on it does not. fp64 routers use PyTorch.
+    fp64 routers use PyTorch.
     """
-    moe, software = job.model.moe, job.software
-    if moe is None or moe.router_dtype == "fp64" or is_before(job.megatron, "0.13") or software.te_is_before("2.0"):
+    moe, core, engine = job.model.moe, job.core, job.engine
+    if moe is None or moe.router_dtype == "fp64" or not (core.router_in_te and engine.general_gemm):
         return False
-    return software.te_is_before("2.10") or not is_before(job.megatron, "0.17")
+    return engine.has_get_workspace or not core.router_needs_workspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,19 +100,13 @@ class ModuleInputs:
     userbuffers: bool = False
     """Linear layers gather and scatter in buffers outside PyTorch's allocator (`--tp-comm-overlap`). With multi-latent attention
     they do not, except one of each chunk (`one_projection_in_userbuffers`)."""
-    copies_logits: bool = False
-    """Before core 0.8, the cross entropy subtracts the maximum into a new tensor (tensor_parallel/cross_entropy.py)."""
     cached_dummies: CachedDummies = CachedDummies()
-    saves_original_input: bool = True
-    """From core 0.14 on, some layers in FP8 save their 16-bit input (`set_save_original_input`)."""
     offloads_expert_input: bool = False
     """Grouped experts save their 16-bit input, which is offloaded once (`TEGroupedMLP.__init__`: `expert_fc1`)."""
     attention_in_batches: bool = False
-    """Before core 0.14, attention after the fused rotation is computed in [b, s, a, d] (`TEDotProductAttention.forward`)."""
-    fp4_padding: int = 128
-    """Transformer Engine pads the rows of each expert in FP4 to a multiple of this (`get_align_size_for_quantization`)."""
+    """Attention after the fused rotation is computed in [b, s, a, d] (`CoreBehavior.attention_in_batches`)."""
     norms_save_views: bool = False
-    """Before Transformer Engine 1.13, its norms save a view of their input where later ones save a contiguous copy."""
+    """Norms are those of Transformer Engine, which save a view of their input (`EngineBehavior.norms_save_views`)."""
     router_in_te: bool = False
     """The GEMMs of a router are those of Transformer Engine (`RouterGatingLinearFunction`)."""
     compute_capability: tuple[int, int] | None = None
@@ -124,11 +114,10 @@ class ModuleInputs:
     multiprocessors: int = MULTIPROCESSORS
     delays_weight_gradients: bool = False
     """Linear layers compute the gradients of their weights later (`--delay-wgrad-compute`)."""
-    copies_recomputed: bool = True
-    """Before core 0.17, a checkpoint without output copies the recomputed output to the storage that it freed in the forward. Later
-    it makes that storage refer to the recomputed memory (`CheckpointWithoutOutput._recompute`, core/tensor_parallel/random.py)."""
-    release: CoreBehavior = LIKE_0_16
+    core: CoreBehavior
     """What the release of megatron-core does."""
+    engine: EngineBehavior
+    """What the version of Transformer Engine does."""
     padding_mask: bool = False
     """Attention has a mask of padding instead of a causal one: BERT, and T5 outside the self-attention of its decoder."""
     masked: bool = True
@@ -343,19 +332,16 @@ def _module_inputs(job: TrainingJob) -> ModuleInputs:
         attention_mask_in_dataloader=job.flags.attention_mask_in_dataloader and job.model.vision is None,
         deterministic=job.flags.deterministic,
         userbuffers=_in_userbuffers(job) and job.model.mla is None,
-        copies_logits=is_before(job.megatron, "0.8"),
         cached_dummies=_cached_dummies(job),
-        saves_original_input=not is_before(job.megatron, "0.14"),
         offloads_expert_input=job.activation_offload is not None and "expert_fc1" in job.activation_offload.modules,
         attention_in_batches=_attention_in_batches(job),
-        fp4_padding=64 if job.software.te_is_before("2.12") else 128,
-        norms_save_views=job.model.implementation == "transformer_engine" and job.software.te_is_before("1.13"),
+        norms_save_views=job.model.implementation == "transformer_engine" and job.engine.norms_save_views,
         router_in_te=_router_in_te(job),
         compute_capability=job.hardware.compute_capability,
         multiprocessors=job.hardware.multiprocessors or MULTIPROCESSORS,
         delays_weight_gradients=job.flags.delay_wgrad_compute,
-        copies_recomputed=is_before(job.megatron, "0.17"),
-        release=behavior(job.megatron),
+        core=job.core,
+        engine=job.engine,
         padding_mask=job.model.family in ("bert", "t5"),
         separate_graphs=job.flags.overlap_moe_expert_parallel_comm,
     )

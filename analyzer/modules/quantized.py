@@ -75,7 +75,7 @@ def saves_original_input(shapes: Shapes) -> bool:
     Megatron requests this (`set_save_original_input`) for the attention output projection, for fc1 of the shared experts,
     and if the input is recomputed. The delayed recipe and releases before core 0.14 do not support it.
     """
-    return shapes.fp8 is None or (shapes.fp8.recipe != "delayed" and shapes.inputs.saves_original_input)
+    return shapes.fp8 is None or (shapes.fp8.recipe != "delayed" and shapes.inputs.core.saves_original_input)
 
 
 def scales(recipe: Fp8Recipe, rows: int, columns: int, axis: Axis, *, square_blocks: bool = False) -> tuple[tuple[int, ...], str]:

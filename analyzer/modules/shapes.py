@@ -143,7 +143,7 @@ class Shapes:
     def recomputed_norm_output(self) -> tuple[Tensor, ...]:
         """`dropped_norm_output` in backward: recomputed, and with `copies_recomputed` its copy (`CheckpointWithoutOutput`)."""
         recomputed = self.dropped_norm_output
-        if not self.inputs.copies_recomputed:
+        if not self.inputs.core.copies_recomputed:
             return recomputed
         return tuple(each for output in recomputed for each in (output, replace(output, name=f"copy of the {output.name}")))
 

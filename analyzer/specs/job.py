@@ -10,6 +10,7 @@ from analyzer.specs.model import AssumedVocabulary, ModelSpec
 from analyzer.specs.optimizer import FsdpSpec, OptimizerSpec
 from analyzer.specs.parallel import ParallelSpec
 from analyzer.specs.precision import PrecisionSpec
+from analyzer.specs.release_changes import CoreBehavior, EngineBehavior, core_behavior, engine_behavior
 from analyzer.specs.software import SoftwareSpec
 from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
 
@@ -44,3 +45,13 @@ class TrainingJob:
     fsdp: FsdpSpec | None = None
     graphs: GraphSpec | None = None
     activation_offload: ActivationOffloadSpec | None = None
+
+    @property
+    def core(self) -> CoreBehavior:
+        """What the release of megatron-core does."""
+        return core_behavior(self.megatron)
+
+    @property
+    def engine(self) -> EngineBehavior:
+        """What the version of Transformer Engine does."""
+        return engine_behavior(self.software.te)

@@ -1,70 +1,191 @@
-"""What releases of megatron-core after 0.16 change in memory, communication and names, as one table.
+"""What releases of megatron-core, Transformer Engine and PyTorch change in memory, communication, time and names, as three tables.
 
-Found by running each release in the shadow engine (`make shadow CHECKOUT=FOLDER`) and reading the difference of its sources. A
-field has the value of 0.16 unless a release in `CHANGES` changes it.
+Each field of a table names the releases in which it has a value. Formulas read the fields and compare no releases.
+Fields from 0.17 on were found by running each release in the shadow engine (`make shadow CHECKOUT=FOLDER`) and reading the
+difference of its sources. `tools/release_truth.py` reads the lines of the sources that prove a field, of every release.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from analyzer.specs.release import is_before
+from analyzer.specs.release import release_number
+from analyzer.specs.software import version_number
+
+Table = TypeVar("Table")
+_VALUES: Final = "values"
+
+
+def _by_release(first: Any, later: Mapping[str, Any]) -> Any:
+    """A field with the value `first`, and another one from each release in `later` on, oldest first."""
+    return field(metadata={_VALUES: (((), first), *((version_number(release), value) for release, value in later.items()))})
+
+
+def _during(*, since: str = "", until: str = "") -> Any:
+    """A field that is True from the release `since` on and before `until`; without them, from the first or until the newest one."""
+    return _by_release(not since, {release: value for release, value in ((since, True), (until, False)) if release})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreBehavior:
-    """What a release does. The defaults are those of 0.16."""
+    """What a release of megatron-core does. Files are those of `megatron/core` unless they are named in full."""
 
-    mtp_layer: str = "transformer_layer"
-    """Name of the transformer layer in an MTP layer (core/transformer/multi_token_prediction.py)."""
-    marks_split_experts: bool = False
+    # attention and layers
+    attention_in_batches: bool = _during(until="0.14")
+    """After the fused rotation, attention is computed in [b, s, a, d] (`TEDotProductAttention.forward`)."""
+    first_angles_stay: bool = _during(until="0.16")
+    """With YaRN, the cached frequencies of RoPE stay allocated after its tables were computed (`MultiLatentAttention`)."""
+    saves_original_input: bool = _during(since="0.14")
+    """Some layers in FP8 save their 16-bit input (`set_save_original_input`)."""
+    caches_dummies: bool = _during(since="0.14")
+    """Megatron's own linear layers return dummies of Transformer Engine as fused weight gradients
+    (`get_dummy_wgrad`, tensor_parallel/layers.py)."""
+    copies_recomputed: bool = _during(until="0.17")
+    """A checkpoint without output copies the recomputed output to the storage that it freed in the forward. Later it makes that
+    storage refer to the recomputed memory (`CheckpointWithoutOutput._recompute`, tensor_parallel/random.py)."""
+    copies_logits: bool = _during(until="0.8")
+    """The cross entropy subtracts the maximum into a new tensor (tensor_parallel/cross_entropy.py)."""
+    glu_offset: bool = _during(since="0.15")
+    """An offset is added to the linear half of an unfused gated activation, even if it is 0 (transformer/mlp.py)."""
+
+    # experts
+    router_in_te: bool = _during(since="0.13")
+    """Routers multiply with `te_general_gemm` (extensions/transformer_engine.py)."""
+    router_needs_workspace: bool = _during(until="0.17")
+    """That function needs `get_workspace` of Transformer Engine."""
+    adds_by_index: bool = _during(since="0.15")
+    """With `--deterministic-mode`, outputs of experts are summed by `index_add_` (`unpermute`, transformer/moe/moe_utils.py)."""
+    sorts_positions: bool = _during(since="0.17")
+    """An unfused permutation sorts all pairs of expert and token, and saves their positions (`permute`, the same file)."""
+    frees_arrivals: bool = _during(since="0.18")
+    """DeepEP's dispatcher drops the choices of arrived tokens after it has combined the rows (`_DeepepManager.combine`)."""
+    marks_split_experts: bool = _during(since="0.17")
     """Weights of experts know the dimension in which tensor-parallel ranks split them (`TEGroupedLinear`)."""
-    keeps_16_bit_parameters: bool = True
-    """With `--reuse-grad-buf-for-mxfp8-param-ag`, parameters in 16 bit keep their allocations in addition to their buffer
-    (`_ParamAndGradBuffer`)."""
-    holds_mtp_logits: bool = True
+
+    # multi-token prediction
+    mtp_layer: str = _by_release("transformer_layer", {"0.17": "mtp_model_layer"})
+    """Name of the transformer layer in an MTP layer (transformer/multi_token_prediction.py)."""
+    holds_mtp_logits: bool = _during(until="0.17")
     """The logits of the last MTP layer are referenced until the loss of the model is computed: they are a local variable of
     `GPTModel._postprocess`. Later they belong to the function `process_mtp_loss`, which returns before that."""
-    frees_arrivals: bool = False
-    """DeepEP's dispatcher drops the choices of arrived tokens after it has combined the rows (`_DeepepManager.combine`)."""
-    counts_mtp_predictions: bool = False
+    counts_mtp_predictions: bool = _during(since="0.19")
     """Each MTP layer counts its right predictions: tensor-parallel ranks gather the largest logits and their indices, and
     data-parallel ranks sum two counters (`_compute_mtp_acceptance_counts`, `reduce_metrics_in_tracker`)."""
-    fsdp_gradients_in_fp32: bool = True
+
+    # buffers of parameters and gradients
+    parameters_in_buffers: bool = _during(since="0.6")
+    """The distributed optimizer has buffers for parameters. Before, they were gathered through the gradient buffer
+    (distributed/param_and_grad_buffer.py, megatron/optimizer/distrib_optimizer.py)."""
+    buckets_by_ranks: bool = _during(since="0.7")
+    """The default size of a bucket grows with the data-parallel size (distributed/distributed_data_parallel.py)."""
+    aligns_buckets: bool = _during(since="0.7")
+    """Buckets are padded to a multiple of 128 elements (distributed/param_and_grad_buffer.py)."""
+    aligns_parameters: bool = _during(since="0.8")
+    """Parameters start at multiples of 64 elements in the buffers of the distributed optimizer (the same file)."""
+    keeps_16_bit_parameters: bool = _during(until="0.17")
+    """With `--reuse-grad-buf-for-mxfp8-param-ag`, parameters in 16 bit keep their allocations in addition to their buffer
+    (`_ParamAndGradBuffer`)."""
+    has_first_batch: bool = _during(since="0.16")
+    """A group of buckets starts the reductions of its first batch when all gradients of that batch are registered
+    (`_ParamAndGradBucketGroup.is_first_batch`)."""
+    has_number_of_buckets: bool = _during(since="0.12")
+    """The option `--ddp-num-buckets` exists."""
+
+    # optimizer
+    adam_keeps_masters: bool = _during(until="0.13")
+    """The precision-aware Adam stores the master weights with every FP8 recipe. Later Megatron does unless it is delayed
+    (`use_precision_aware_optimizer_no_fp8_or_ds_fp8`, optimizer/optimizer_config.py)."""
+    statistics_of_all_ranks: bool = _during(until="0.13")
+    """The distributed optimizer reduces gradient statistics over all ranks, not those of one of its instances
+    (`DistributedOptimizer.get_grad_stats_parallel_group`)."""
+    chained_optimizers_count_zeros: bool = _during(since="0.12", until="0.13")
+    """Zeros are counted if all optimizers reduce over one group (`ChainedOptimizer.count_zeros`)."""
+    muon_compares_groups: bool = _during(since="0.16", until="0.18")
+    """`get_megatron_muon_optimizer` removes parameter groups by comparing them (`list.remove`)."""
+    layer_wise_receives_own: bool = _during(until="0.17")
+    """A rank of the layer-wise optimizer also receives its own parameters (`LayerWiseDistributedOptimizer.allgather_params`)."""
+
+    # FSDP
+    fsdp_gradients_in_fp32: bool = _during(until="0.19")
     """`--accumulate-allreduce-grads-in-fp32`, on by default with bf16, overrides the gradient types of Megatron-FSDP. Later only
     `--megatron-fsdp-main-grads-dtype` counts, whose default is the type of the parameters
-    (core/distributed/fsdp/mcore_fsdp_adapter.py)."""
-    fsdp_units_without_sharding: bool = False
+    (distributed/fsdp/mcore_fsdp_adapter.py)."""
+    fsdp_units_without_sharding: bool = _during(since="0.20")
     """Layers are units of Megatron-FSDP, each with a bucket, also with strategies that do not shard parameters (the same file)."""
 
-
-LIKE_0_16: Final = CoreBehavior()
-
-CHANGES: Final[dict[str, dict[str, Any]]] = {
-    "0.17": {
-        "mtp_layer": "mtp_model_layer",
-        "marks_split_experts": True,
-        "keeps_16_bit_parameters": False,
-        "holds_mtp_logits": False,
-    },
-    "0.18": {"frees_arrivals": True},
-    "0.19": {"counts_mtp_predictions": True, "fsdp_gradients_in_fp32": False},
-    "0.20": {"fsdp_units_without_sharding": True},
-}
-"""The changed fields by release, oldest first."""
+    # time
+    legacy_interleaving: bool = _during(until="0.10")
+    """The interleaved schedule has groups of as many microbatches as stages (pipeline_parallel/schedules.py)."""
+    flops_of_experts: bool = _during(since="0.16")
+    """Megatron's own FLOPs of hybrid models count layers of experts (`num_floating_point_operations`, megatron/training)."""
+    flops_of_depths: bool = _during(since="0.17")
+    """They count the depths of multi-token prediction (the same function)."""
 
 
-MTP_LAYERS: Final = (LIKE_0_16.mtp_layer, *(changes["mtp_layer"] for changes in CHANGES.values() if "mtp_layer" in changes))
-"""All names of the transformer layer in an MTP layer."""
+@dataclass(frozen=True, kw_only=True)
+class EngineBehavior:
+    """What a release of Transformer Engine does. Files are those of `transformer_engine/pytorch`."""
+
+    attention_in_batches: bool = _during(since="0.14")
+    """Its attention reads tensors in [b, s, a, d], so that Megatron passes them after a fused rotation."""
+    norms_save_views: bool = _during(until="1.13")
+    """Norms save a view of their input where later ones save a contiguous copy."""
+    general_gemm: bool = _during(since="2.0")
+    """The function `general_gemm` exists (cpp_extensions/gemm.py)."""
+    has_get_workspace: bool = _during(until="2.10")
+    """The function `get_workspace` exists (module/base.py)."""
+    caches_dummies: bool = _during(since="2.3")
+    """Linear layers cache the dummies that they return as fused weight gradients (module/base.py `get_dummy_wgrad`)."""
+    caches_grouped_dummies: bool = _during(since="2.10")
+    """Grouped linear layers do so too (module/grouped_linear.py)."""
+    stores_remainders: bool = _during(since="2.1")
+    """Adam can store of a master weight only what its bf16 parameter lacks (optimizers/fused_adam.py `store_param_remainders`)."""
+    updates_bf16_moments: bool = _during(since="2.13")
+    """The kernels of Adam update moments in place if both are bf16 (`fuse_unscale`, the same file)."""
+    fp4_padding: int = _by_release(64, {"2.12": 128})
+    """The rows of each expert in FP4 are padded to a multiple of this (`get_align_size_for_quantization`)."""
+    tensorwise_scales: bool = _during(until="2.16")
+    """Quantizers with current scaling (tensorwise) have a scaling factor and an amax of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchBehavior:
+    """What a release of PyTorch does."""
+
+    large_workspace_on_blackwell: bool = _during(since="2.12")
+    """The default workspace of cuBLAS on Blackwell is that on Hopper (pull request 175344)."""
+
+
+def changes_of(table: type[Any]) -> dict[str, tuple[tuple[tuple[int, ...], Any], ...]]:
+    """The values of each field of a table, each with the first release that has it, oldest first."""
+    return {each.name: each.metadata[_VALUES] for each in fields(table)}
+
+
+def _of_release(table: type[Table], release: tuple[int, ...]) -> Table:
+    values = changes_of(table).items()
+    return table(**{name: [value for first, value in each if first <= release][-1] for name, each in values})
 
 
 @cache
-def behavior(release: str) -> CoreBehavior:
-    """The behavior of a release of megatron-core, such as '0.18.2'."""
-    found = LIKE_0_16
-    for first, changes in CHANGES.items():
-        if not is_before(release, first):
-            found = replace(found, **changes)
-    return found
+def core_behavior(release: str) -> CoreBehavior:
+    """The behavior of a release of megatron-core, such as '0.18.2' or '2023'."""
+    return _of_release(CoreBehavior, release_number(release))
+
+
+@cache
+def engine_behavior(version: str | None) -> EngineBehavior:
+    """The behavior of a version of Transformer Engine, such as '2.11'. None, for no Transformer Engine, has that of the oldest."""
+    return _of_release(EngineBehavior, () if version is None else version_number(version))
+
+
+@cache
+def torch_behavior(version: str) -> TorchBehavior:
+    """The behavior of a version of PyTorch. A development version such as '2.12.0a0' counts as that release."""
+    return _of_release(TorchBehavior, version_number(version))
+
+
+MTP_LAYERS: Final = tuple(value for _, value in changes_of(CoreBehavior)["mtp_layer"])
+"""All names of the transformer layer in an MTP layer."""

@@ -113,15 +113,14 @@ def _largest_piece(job: TrainingJob, buffer: Buffer) -> int:
 def _scaled_dtypes(job: TrainingJob) -> tuple[str, ...]:
     """The dtypes of the states that the precision-aware Adam copies to fp32: those stored otherwise, without remainders.
 
-    From Transformer Engine 2.13 on the kernels update moments in place if both are bf16. Other combinations are copied.
-    Source: `fuse_unscale` (transformer_engine/pytorch/optimizers/fused_adam.py, 2.13 to 2.18).
+    If the kernels update moments in place (`EngineBehavior.updates_bf16_moments`), both are bf16. Other combinations are copied.
     """
     optimizer = job.optimizer
     if not optimizer.precision_aware:
         return ()
     master = (optimizer.main_params_dtype,) if adam_stores_master_weights(job) and job.precision.parameters != "fp32" else ()
     moments = optimizer.state_dtypes
-    in_place = moments == ("bf16", "bf16") and not job.software.te_is_before("2.13")
+    in_place = moments == ("bf16", "bf16") and job.engine.updates_bf16_moments
     return tuple(dtype for dtype in (*(() if in_place else moments), *master) if dtype != "fp32")
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 from analyzer.units import DTYPE_BYTES
 
 FP32: Final = 4
@@ -44,12 +43,13 @@ def bytes_per_parameter(job: TrainingJob) -> ParameterBytes:
 def adam_stores_master_weights(job: TrainingJob) -> bool:
     """Whether the precision-aware Adam stores the master weights, from its first step on.
 
-    It supports FP8 scaling factors of the delayed recipe only, so from core 0.13 on Megatron creates fp32 master weights for the
-    other recipes. The condition reads `--fp8-recipe` alone: a recipe without `--fp8-format`, or with FP4, counts too
-    (`use_precision_aware_optimizer_no_fp8_or_ds_fp8`, core/optimizer/optimizer_config.py, 0.13.1 to 0.19.0).
+    It supports FP8 scaling factors of the delayed recipe only, so Megatron creates fp32 master weights for the other recipes
+    (except in the releases of `CoreBehavior.adam_keeps_masters`). The condition reads `--fp8-recipe` alone: a recipe without
+    `--fp8-format`, or with FP4, counts too (`use_precision_aware_optimizer_no_fp8_or_ds_fp8`, core/optimizer/optimizer_config.py,
+    0.13.1 to 0.19.0).
     """
     optimizer = job.optimizer
-    supported = optimizer.fp8_recipe == "delayed" or optimizer.main_params_dtype != "fp32" or is_before(job.megatron, "0.13")
+    supported = optimizer.fp8_recipe == "delayed" or optimizer.main_params_dtype != "fp32" or job.core.adam_keeps_masters
     return optimizer.precision_aware and supported
 
 
@@ -65,9 +65,9 @@ def casts_to_stored_fp8(job: TrainingJob) -> bool:
 def stores_remainders(job: TrainingJob) -> bool:
     """Whether the precision-aware Adam stores of each fp32 master weight only what its bf16 parameter lacks: the low half.
 
-    Transformer Engine before 2.1 cannot (core/optimizer/__init__.py, 0.11.0 to 0.19.0).
+    Some versions of Transformer Engine cannot (core/optimizer/__init__.py, 0.11.0 to 0.19.0).
     """
-    supported = job.software.te is None or not job.software.te_is_before("2.1")
+    supported = job.software.te is None or job.engine.stores_remainders
     return supported and job.precision.parameters == "bf16" and job.optimizer.main_params_dtype == "fp32"
 
 

@@ -21,7 +21,6 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.quantized import ONE_SCALE, Axis, element, reads_one_copy, scales
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
-from analyzer.specs.release_changes import behavior
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 
 FORWARD_QUANTIZERS: Final = 3
@@ -57,7 +56,7 @@ def outside_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
     axes = _axes(job, fp8.recipe)
     total = sum(times * module.derived(_copies, fp8.recipe, axes) for module, times in modules)
     if fp8.recipe == "mxfp8":
-        if not behavior(job.megatron).keeps_16_bit_parameters:
+        if not job.core.keeps_16_bit_parameters:
             return total
         return total + sum(times * module.derived(_separate_bytes) for module, times in modules)
     return total - sum(times * module.derived(_stored_bytes, fp8.recipe) for module, times in modules)
@@ -93,10 +92,10 @@ def in_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
 def scaling_bytes(job: TrainingJob, modules: Counted) -> int:
     """Bytes of the scaling factors and amax values of all quantizers, for recipes with one scale per tensor.
 
-    With current scaling (tensorwise) quantizers have none from Transformer Engine 2.16 on.
+    Those with current scaling (tensorwise) depend on the version (`EngineBehavior.tensorwise_scales`).
     """
     fp8 = job.precision.fp8
-    if fp8 is None or fp8.recipe not in ONE_SCALE or (fp8.recipe == "tensorwise" and not job.software.te_is_before("2.16")):
+    if fp8 is None or fp8.recipe not in ONE_SCALE or (fp8.recipe == "tensorwise" and not job.engine.tensorwise_scales):
         return 0
     history = None if fp8.recipe == "tensorwise" else fp8.amax_history_len
     return sum(times * module.derived(_scales_bytes, history) for module, times in modules)

@@ -19,7 +19,6 @@ from analyzer.layout.groups import RankRanges
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 from analyzer.states.muon import muon_of, with_owned
 from analyzer.states.record import States
 from analyzer.states.replicas import group_by_states
@@ -92,13 +91,13 @@ def _gathered(shared: Sequence[Owned]) -> tuple[Tensor, ...]:
 def _sent(job: TrainingJob, own: Owned, received: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """`received`, and a flat copy of the own parameters. A single own parameter is sent without a copy.
 
-    From 0.17 on the rank does not receive its own parameters.
+    Whether the rank receives its own parameters depends on the release.
     """
     if not received:
         return ()
     numel = sum(weight.numel for weight in own)
     first, *stacked = received
     sending = replace(first, name="own parameters to send", shape=(numel if len(own) > 1 else 0,))
-    if not is_before(job.megatron, "0.17"):
+    if not job.core.layer_wise_receives_own:
         first = replace(first, shape=(first.shape[0] - numel,))
     return (first, *stacked, sending)

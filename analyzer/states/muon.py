@@ -17,7 +17,6 @@ from analyzer.errors import InputError
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import OPTIMIZERS, MuonSpec, TrainingJob
-from analyzer.specs.release import is_before
 from analyzer.states.one_by_one import largest_updates
 from analyzer.states.record import States
 from analyzer.units import BLOCK, round_up
@@ -47,7 +46,7 @@ def _check_groups(job: TrainingJob, owned: Sequence[OptimizerParameter]) -> None
     `get_megatron_muon_optimizer` (0.16) calls `list.remove` with the parameter group of the experts. It compares the groups, and
     lists of the same length compare their tensors with `==`, which raises RuntimeError.
     """
-    if is_before(job.megatron, "0.16") or not is_before(job.megatron, "0.18"):
+    if not job.core.muon_compares_groups:
         return
     dense, experts = (sum(each.orthogonalized and each.expert is expert for each in owned) for expert in (False, True))
     if dense == experts > 0:

@@ -13,7 +13,6 @@ from analyzer.layout.groups import RankRanges, pipeline_rank_ranges
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 from analyzer.states.adam import adam_states
 from analyzer.states.record import States
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
@@ -73,11 +72,8 @@ def stage_states(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> 
 
 
 def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer]) -> int:
-    """Parameters are in buffers with the distributed optimizer from core 0.6 on, and in separate allocations otherwise.
-
-    Before core 0.6 they were gathered through the gradient buffer (megatron/optimizer/distrib_optimizer.py).
-    """
-    if not job.optimizer.distributed or is_before(job.megatron, "0.6"):
+    """Parameters are in buffers with the distributed optimizer, except in early releases, and in separate allocations otherwise."""
+    if not job.optimizer.distributed or not job.core.parameters_in_buffers:
         element = int(DTYPE_BYTES[job.precision.parameters])
         return sum(tree.derived(_bytes_of_separate_parameters, element) for tree in stage.trees)
     own = (buffer for buffer in buffers if not buffer.gathers_through_gradients)

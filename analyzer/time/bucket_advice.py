@@ -10,7 +10,6 @@ from analyzer.buffers.parameter_order import numel_of
 from analyzer.communication.table import communication_rows
 from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.iteration import IterationTime, iteration_time
@@ -35,7 +34,7 @@ def bucket_advice(
     (`DistributedDataParallel` and `get_model`, 0.16.1). With that many ranks a pipeline stage may fit into one bucket, which is
     complete only when no pass is left to hide it. Stages after the first and chunks after the first always have one bucket.
     """
-    if not job.optimizer.overlap_grad_reduce or job.fsdp is not None or is_before(job.megatron, "0.7"):
+    if not job.optimizer.overlap_grad_reduce or job.fsdp is not None or not job.core.buckets_by_ranks:
         return ""
     saved = {count: time.seconds - _with_buckets(job, count, stages, speed, rates) for count in COUNTS}
     most = max(saved.values())
@@ -43,7 +42,7 @@ def bucket_advice(
         return ""
     count = min(count for count in COUNTS if saved[count] >= (1 - NEAR) * most)
     option = f"--ddp-num-buckets {count}"
-    if is_before(job.megatron, "0.12"):  # has only the other option
+    if not job.core.has_number_of_buckets:
         option = f"--ddp-bucket-size {max(1, _elements(stages) // count)}"
     elif job.optimizer.ddp_bucket_size is not None:
         option += " in place of --ddp-bucket-size"

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 from analyzer.schedule.pipeline import Step, steps
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 from analyzer.units import ceil_div
 
 MOST_STEPS: Final = 200_000
@@ -70,7 +69,7 @@ def schedule_of(job: TrainingJob) -> Schedule:
         chunks=parallel.chunks,
         microbatches=job.batch.microbatches,
         group_size=parallel.microbatch_group_size,
-        legacy=is_before(job.megatron, "0.10"),
+        legacy=job.core.legacy_interleaving,
         combined=job.flags.overlap_moe_expert_parallel_comm,
     )
 

@@ -1,8 +1,7 @@
 """What is assumed for releases before core 0.12.
 
-Modelled differences are in the modules that compute the memory in question: the cross entropy (before 0.8), buffers of parameters
-and gradients (0.6 to 0.8), the interleaved schedule (0.10), the group of gradient statistics (0.13), placeholders of weight
-gradients (0.14), attention after the fused rotation (0.14), the default of the layers (0.6 and 0.8) and fused kernels (0.5).
+Modelled differences are the fields of `specs/release_changes.py` that change before 0.12, the default of the layers (0.6 and 0.8)
+and fused kernels (0.5).
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _core(shapes: Shapes) -> Module:
     recomputed: tuple[Tensor, ...] = ()
     if dropped:  # with the tensors for their own backward; the checkpoint may copy the recomputed tensors to its outputs
         tables = () if model.rope_fusion else rotary_tables(shapes)
-        copies = inputs if shapes.inputs.copies_recomputed else ()
+        copies = inputs if shapes.inputs.core.copies_recomputed else ()
         originals = (*inputs, *copies, *tables, *_saved_by_projections(shapes))
         recomputed = tuple(Tensor(name=f"{_RECOMPUTED}{each.name}", shape=each.shape, dtype=each.dtype) for each in originals)
     gradients = (
@@ -241,7 +241,7 @@ def _over_context(shapes: Shapes, *, made_by: str, recomputed: tuple[Tensor, ...
     shared = {"query": "recomputed up projections"} if in_ring else {}
     saved = tuple(replace(each, shares=shared.get(each.name, each.shares)) for each in kernel.saved)
     under_checkpoint = shapes.recompute_core_attention  # which saves its inputs
-    copied = shapes.inputs.copies_recomputed and not under_checkpoint
+    copied = shapes.inputs.core.copies_recomputed and not under_checkpoint
     freed = [name for name, _ in head_widths(mla) if name not in shared and copied]
     remaining = list(recomputed)
     for name in freed:

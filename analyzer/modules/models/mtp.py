@@ -236,7 +236,7 @@ def _layer_kinds(shapes: Shapes, depth: int) -> tuple[LayerKind, ...]:
 
 def _layer_names(shapes: Shapes) -> tuple[str, ...]:
     """Names of the layers in a depth. Those of a hybrid model are in a stack of their own."""
-    name = shapes.inputs.release.mtp_layer
+    name = shapes.inputs.core.mtp_layer
     if shapes.model.hybrid is None:
         return (name,)
     return tuple(f"{name}.layers.{number}" for number in range(len(shapes.model.hybrid.mtp_pattern)))
@@ -275,7 +275,7 @@ def _roll_collectives(shapes: Shapes, dtypes: tuple[str, ...]) -> tuple[Collecti
 
 def _counted_predictions(shapes: Shapes) -> tuple[Collective, ...]:
     """The largest logit of each token and its index, gathered from the shards of the vocabulary (`_vocab_parallel_argmax`)."""
-    if shapes.t == 1 or not shapes.inputs.release.counts_mtp_predictions:
+    if shapes.t == 1 or not shapes.inputs.core.counts_mtp_predictions:
         return ()
     shape = (shapes.t, shapes.s, shapes.b)
     return tuple(
@@ -306,7 +306,7 @@ def mtp_heads(shapes: Shapes, *, made_in: str, embeds: bool) -> tuple[Module, ..
 
 
 def _mtp_head(shapes: Shapes, *, depth: int, depths: int, made_in: str) -> Module:
-    held = depth == depths - 1 and shapes.inputs.release.holds_mtp_logits
+    held = depth == depths - 1 and shapes.inputs.core.holds_mtp_logits
     layer = output_layer(shapes, owns_weight=False, shared=False, input_shares=ALL_DEPTHS)
     loss = cross_entropy(shapes)
     referenced = layer.forward_held

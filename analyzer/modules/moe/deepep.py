@@ -68,7 +68,7 @@ def deepep_dispatch(shapes: Shapes) -> Module:
             Tensor(name="chosen instances", shape=choices, dtype="int64", formula="8·T·k"),
             Tensor(name="weights of the choices", shape=choices, dtype="fp32", formula="4·T·k"),
             Tensor(name="routing map of arrivals", shape=(arrived, local), dtype="bool", formula="A·El"),
-            *(() if shapes.inputs.release.frees_arrivals else _choices_of_arrivals(routing)),
+            *(() if shapes.inputs.core.frees_arrivals else _choices_of_arrivals(routing)),
         ),
         forward_workspace=(
             *arrived_tensors(routing),
@@ -97,7 +97,7 @@ def arrived_tensors(routing: Routing) -> tuple[Tensor, ...]:
     return (
         routing.row_tensor(ARRIVED_ROWS, arrived),
         Tensor(name="weights of the choices of arrivals", shape=weights, dtype="fp32", formula="4·A·k"),
-        *(_choices_of_arrivals(routing) if routing.shapes.inputs.release.frees_arrivals else ()),
+        *(_choices_of_arrivals(routing) if routing.shapes.inputs.core.frees_arrivals else ()),
     )
 
 

@@ -91,7 +91,7 @@ class _Experts:
     @property
     def copied_output(self) -> tuple[Tensor, ...]:
         """The recomputed output, from which the storage that fc2 reads was copied. From core 0.17 on both are one."""
-        return self.recomputed_output if self.shapes.inputs.copies_recomputed else ()
+        return self.recomputed_output if self.shapes.inputs.core.copies_recomputed else ()
 
     @property
     def split(self) -> Split:

@@ -144,7 +144,7 @@ class Routing:
         if not by_megatron and self.shapes.fp8 is None:
             mxfp8 = inputs.compute_capability is not None and (10, 0) <= inputs.compute_capability < (12, 0)
             return align_size("mxfp8" if mxfp8 else "delayed")
-        return align_size(inputs.padding_recipe, fp4=128 if by_megatron else inputs.fp4_padding)
+        return align_size(inputs.padding_recipe, fp4=128 if by_megatron else inputs.engine.fp4_padding)
 
     @cached_property
     def pads(self) -> bool:

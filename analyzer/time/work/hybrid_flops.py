@@ -12,7 +12,6 @@ from typing import Final
 
 from analyzer.specs import ModelSpec, TrainingJob
 from analyzer.specs.hybrid import MAMBA_EXPANSION
-from analyzer.specs.release import is_before
 
 _PASSES: Final = 3
 
@@ -22,9 +21,9 @@ def hybrid_flops(job: TrainingJob) -> float:
     model, sequence = job.model, job.batch.seq_length
     hybrid = model.hybrid
     assert hybrid is not None
-    depths = 0 if is_before(job.megatron, "0.17") else model.mtp_num_layers
+    depths = model.mtp_num_layers if job.core.flops_of_depths else 0
     letters = hybrid.pattern + hybrid.mtp_pattern * depths
-    counted = letters if not is_before(job.megatron, "0.16") else letters.replace("E", "")
+    counted = letters if job.core.flops_of_experts else letters.replace("E", "")
     layers = sum(_OF_LETTER[letter](model, sequence) for letter in counted if letter in _OF_LETTER)
     logits = 2 * model.hidden_size * model.padded_vocab_size * (1 + depths)
     return float(job.batch.global_batch_size * sequence * (layers + logits) * _PASSES)

@@ -20,6 +20,7 @@ from analyzer.launch.derive.model.sparse_attention import sparse_attention_spec
 from analyzer.launch.derive.model.window import read_window, softmax_type
 from analyzer.launch.derive.reading import RELEASE_2023, option, positive, share, since, switched_on, text
 from analyzer.specs import Activation, AttentionBackend, CrossEntropy, Implementation, MlaSpec, ModelSpec, ParallelSpec
+from analyzer.specs.release_changes import core_behavior
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -78,7 +79,7 @@ def model_spec(
         implementation=implementation,
         softmax_type=softmax_type(arguments, implementation=implementation),
         activation_clamped=arguments.get("activation_func_clamp_value") is not None,
-        glu_offset=implementation != "legacy" and since(arguments, "0.15"),
+        glu_offset=implementation != "legacy" and core_behavior(arguments.release).glu_offset,
         cross_entropy=_cross_entropy(arguments, implementation=implementation),
         fp16_lm_cross_entropy=switched_on(arguments, "fp16_lm_cross_entropy"),
         mla=mla,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import option, positive, since, switched_on, text
 from analyzer.specs import MlaSpec, ParallelSpec
+from analyzer.specs.release_changes import core_behavior
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -42,7 +43,7 @@ def mla_spec(arguments: Arguments, *, parallel: ParallelSpec) -> MlaSpec | None:
         qk_pos_emb_head_dim=positive(arguments, "qk_pos_emb_head_dim") or 64,
         v_head_dim=positive(arguments, "v_head_dim") or 128,
         yarn=rope_type == "yarn",
-        first_angles_stay=rope_type == "yarn" and not since(arguments, "0.16"),
+        first_angles_stay=rope_type == "yarn" and core_behavior(arguments.release).first_angles_stay,
     )
 
 

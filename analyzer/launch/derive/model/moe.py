@@ -17,6 +17,7 @@ from analyzer.launch.derive.model.router import read_router
 from analyzer.launch.derive.reading import number, option, positive, since, switched_on, text
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec
 from analyzer.specs.moe import AUXILIARY_LOSSES
+from analyzer.specs.release_changes import core_behavior
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -61,8 +62,8 @@ def moe_spec(
         if dispatcher == "flex"
         else None,
         permute_fusion=switched_on(arguments, "moe_permute_fusion"),
-        adds_by_index=switched_on(arguments, "deterministic_mode") and since(arguments, "0.15"),
-        sorts_positions=since(arguments, "0.17"),
+        adds_by_index=switched_on(arguments, "deterministic_mode") and core_behavior(arguments.release).adds_by_index,
+        sorts_positions=core_behavior(arguments.release).sorts_positions,
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
         latent_size=positive(arguments, "moe_latent_size"),
