@@ -13,7 +13,6 @@ from analyzer.inference.kv_cache import caches_latents, has_attention, token_byt
 from analyzer.inference.results import StepSeconds
 from analyzer.inference.weights import is_quantized
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.routing import Routing
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.passes.stages import stage_models
@@ -185,7 +184,7 @@ def _chosen_experts(kernel: Kernel, context: WorkContext) -> Kernel:
     """A grouped GEMM with the experts that the tokens of the step choose: a few tokens do not choose all of them."""
     if not isinstance(kernel, Gemm) or not kernel.grouped:
         return kernel
-    routing = Routing(context.shapes)
+    routing = context.routing
     number = expected_experts(kernel.batch, routing.moe.num_experts, routing.moe.topk, routing.tokens * routing.ep)
     return kernel._replace(batch=number, m=max(1, ceil(routing.multiplied_rows / number)))
 

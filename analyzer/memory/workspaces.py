@@ -242,7 +242,7 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
     moe = job.model.moe
     gathers = moe is not None and moe.dispatcher == "allgather" and job.parallel.expert * job.parallel.expert_tensor > 1
     if gathers and ModuleKind.DISPATCH in kinds:
-        users, scratch = users | {ModuleKind.DISPATCH}, max(scratch, gathered_token_bytes(shapes))
+        users, scratch = users | {ModuleKind.DISPATCH}, max(scratch, gathered_token_bytes(shapes_of(job)))
     if scratch:
         yield Workspace("Megatron's global memory buffer", scratch, users, "forward")
     if shapes.sp and job.flags.defer_embedding_wgrad and ModuleKind.OUTPUT_LAYER in kinds:

@@ -21,7 +21,7 @@ from analyzer.modules.linear import weight_gradient
 from analyzer.modules.models.parts import ChunkKind, Parts, Stack
 from analyzer.modules.moe.experts import expert_weight_gradients
 from analyzer.modules.moe.routing import Routing
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Collective, Module, Parameter, Phase, Sharding, Tensor
 from analyzer.specs.adapters import AdapterSpec
 
@@ -44,7 +44,7 @@ def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     """
     adapters = inputs.model.adapters
     assert adapters is not None, "the model has adapters"
-    shapes = Shapes(inputs)
+    shapes = ExpertShapes(inputs)
     starts = kind.pre_process and inputs.recompute.granularity != "full"
     found: list[Module | Stack] = []
     for part in parts:
@@ -67,24 +67,30 @@ def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     return tuple(found)
 
 
-def _held(shapes: Shapes) -> Module:
+def _held(shapes: ExpertShapes) -> Module:
     """The output of the embedding, which no layer saves: `GPTModel.forward` references it until it returns."""
     held = (shapes.hidden("input of the decoder"),)
     return Module(name="decoder_input", kind=ModuleKind.OTHER, function=True, forward_held=held, source="GPTModel.forward")
 
 
-def _adapted(module: Module, shapes: Shapes, adapters: AdapterSpec, *, first: bool) -> Module:
+def _adapted(module: Module, shapes: ExpertShapes, adapters: AdapterSpec, *, first: bool) -> Module:
     return module.derived(_with_adapters, shapes, adapters, first)
 
 
-def _with_adapters(module: Module, shapes: Shapes, adapters: AdapterSpec, first: bool) -> Module:
+def _with_adapters(module: Module, shapes: ExpertShapes, adapters: AdapterSpec, first: bool) -> Module:
     """`first`: the input of the module needs no gradient until an adapter has been added."""
     kinds = frozenset(KINDS[each] for each in adapters.targets)
     return _inserted(module, frozen(module), shapes, adapters, kinds, first)[0]
 
 
 def _inserted(
-    trained: Module, fixed: Module, shapes: Shapes, adapters: AdapterSpec, kinds: frozenset[ModuleKind], first: bool, path: str = ""
+    trained: Module,
+    fixed: Module,
+    shapes: ExpertShapes,
+    adapters: AdapterSpec,
+    kinds: frozenset[ModuleKind],
+    first: bool,
+    path: str = "",
 ) -> tuple[Module, bool]:
     """`fixed`, which is the frozen `trained`, with adapters in its children, and whether its output still needs no gradient."""
     if trained.kind is ModuleKind.EXPERTS and ModuleKind.FC1 in kinds and not adapters.dropout:  # the adapter saves the rows
@@ -110,7 +116,7 @@ def _inserted(
 class _Layer:
     """A linear layer with an adapter."""
 
-    shapes: Shapes
+    shapes: ExpertShapes
     base: Module
     """The layer, if it were trained."""
     adapters: AdapterSpec

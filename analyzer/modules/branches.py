@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes, Shapes
 from analyzer.modules.tree import Module
 from analyzer.specs import AttentionKind
 
@@ -40,7 +40,7 @@ def mixer_branch(shapes: Shapes, *, input_shares: str) -> Module:
     return mixer(shapes, input_shares=input_shares)
 
 
-def moe_branch(shapes: Shapes) -> Module:
+def moe_branch(shapes: ExpertShapes) -> Module:
     """A MoE layer."""
     from analyzer.modules.moe.layer import moe_layer
 

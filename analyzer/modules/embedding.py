@@ -9,7 +9,7 @@ from analyzer.modules.attention.unfused_attention import saves_batch_mask
 from analyzer.modules.checkpoints import INPUT_GRADIENT
 from analyzer.modules.dropout import dropout_mask
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, Collective, Module, Parameter, Tensor
 
 TOKEN_TYPES: Final = 2
@@ -45,7 +45,7 @@ def _lookup_collectives(shapes: Shapes) -> tuple[Collective, ...]:
     return (*shapes.tp(forward, "forward"), *shapes.tp("all_gather", "backward"))
 
 
-def embedding(shapes: Shapes, *, summed: bool = False, kept_gradient: bool = False, ids_in: str = "") -> Module:
+def embedding(shapes: EndShapes, *, summed: bool = False, kept_gradient: bool = False, ids_in: str = "") -> Module:
     """Token ids [b, s] → [s, b, h]. The first layer saves the result.
 
     `ids_in`: the tensor with all fields of the batch, of which the ids are a part. The position ids are then made by the model.
@@ -93,7 +93,7 @@ def _saves_fp32(shapes: Shapes) -> bool:
     return shapes.model.implementation == "local" or shapes.inputs.recompute.granularity == "full"
 
 
-def _word_embeddings(shapes: Shapes, *, summed: bool, kept_gradient: bool, ids_in: str) -> Module:
+def _word_embeddings(shapes: EndShapes, *, summed: bool, kept_gradient: bool, ids_in: str) -> Module:
     """The word embedding, split over tensor-parallel ranks by rows of the vocabulary."""
     model = shapes.model
     shared = (model.tied_embeddings or model.mtp_num_layers > 0) and shapes.split.pipelined

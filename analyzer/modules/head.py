@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Final
 
 from analyzer.modules.embedding import vocabulary_weight
-from analyzer.modules.inputs import ModuleInputs
+from analyzer.modules.inputs import LayerInputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives
 from analyzer.modules.norm import standalone_norm
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Parameter, Tensor, for_weight
 
 OF_OUTPUT_LAYER: Final = "weight gradient of the output layer"
@@ -94,7 +94,7 @@ def _returns_cached(shapes: Shapes) -> bool:
     return shapes.inputs.gradient_accumulation_fusion and shapes.inputs.cached_dummies.output_layer
 
 
-def adds_to_placeholder(inputs: ModuleInputs) -> bool:
+def adds_to_placeholder(inputs: LayerInputs) -> bool:
     """Whether autograd adds the weight gradient of a tied embedding to a cached placeholder: in a new tensor.
 
     With MTP it adds those of two output layers first (`summed_weight_gradients`), and the embedding's in place.
@@ -176,7 +176,7 @@ def cross_entropy(shapes: Shapes, *, logits_made_in: str = "output_layer") -> Mo
     )
 
 
-def head(shapes: Shapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[Module, ...]:
+def head(shapes: EndShapes, *, pre_process: bool, mtp_here: bool = False) -> tuple[Module, ...]:
     """Output layer and loss, after the decoder's final norm. `pre_process`: the embedding is on the same stage.
 
     With multi-token prediction (MTP) the input is a slice of the concatenated hidden states of all depths. If MTP layers

@@ -1,13 +1,16 @@
 """The inputs of the module formulas. They are the cache key of module trees.
 
 Two jobs with equal inputs have equal trees, whatever their world size, global batch size, schedule or optimizer.
+
+`ModuleInputs` are those of a whole chunk. The inputs of a part are of a type that lacks what the part does not depend on, so that
+formulas of the part cannot read it: `LayerInputs` of dense layers, `ExpertInputs` of MoE layers, `EndInputs` outside layers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, Self, TypeVar
 
 from analyzer.modules.tree import Part
 from analyzer.specs import Fp8Recipe, Fp8Spec, ModelSpec, RecomputeSpec, TrainingJob, VisionSpec
@@ -22,8 +25,8 @@ OF_EXPERTS: Final = frozenset({"layernorm", "moe", "moe_act", "shared_experts"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
-    """How the modules of a pipeline stage are sharded over ranks."""
+class LayerSplit:
+    """How dense layers are sharded over ranks."""
 
     tensor: int = 1
     sequence_parallel: bool = False
@@ -32,10 +35,35 @@ class Split:
     """p2p, a2a, all_gather or a2a+p2p."""
     cp_inner_size: int = 1
     """Ranks of the inner groups of a2a+p2p."""
+
+    def over_tensor_only(self) -> Self:
+        """The same tensor-parallel size without sequence, context and expert parallelism."""
+        return replace(type(self)(), tensor=self.tensor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertSplit(LayerSplit):
+    """How MoE layers are sharded over ranks."""
+
     expert: int = 1
     expert_tensor: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndSplit(LayerSplit):
+    """How modules outside layers are sharded over ranks."""
+
     pipelined: bool = False
     """There are several pipeline stages, so that two of them can have a copy of the word embedding."""
+
+    def over_tensor_only(self) -> Self:
+        """The same tensor-parallel size and stages without sequence, context and expert parallelism."""
+        return replace(super().over_tensor_only(), pipelined=self.pipelined)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(ExpertSplit, EndSplit):
+    """How the modules of a pipeline stage are sharded over ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +107,11 @@ def _router_in_te(job: TrainingJob) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleInputs:
-    """Everything that the tree of a model chunk depends on, in addition to its `ChunkKind`."""
+class LayerInputs:
+    """Everything that dense layers and attention depend on."""
 
     model: ModelSpec
-    split: Split
+    split: LayerSplit
     micro_batch_size: int
     sequence_length: int
     """Tokens of a sample, before context parallelism shards them."""
@@ -135,55 +163,35 @@ class ModuleInputs:
     def _hash(self) -> int:
         return hash(tuple(map(self.__getattribute__, _NAMES)))
 
-    @cached_property
-    def of_moe_layers(self) -> ModuleInputs:
-        """The inputs that MoE layers depend on: all but the number of stages and full recompute, which is around layers."""
-        recompute = self.recompute if self.recompute.granularity == "selective" else NO_RECOMPUTE
-        return replace(self, split=replace(self.split, pipelined=False), recompute=recompute)
+    @property
+    def _selective(self) -> RecomputeSpec:
+        """Recompute inside layers. Full recompute is around them."""
+        return self.recompute if self.recompute.granularity == "selective" else NO_RECOMPUTE
 
     @cached_property
-    def of_dense_layers(self) -> ModuleInputs:
-        """The inputs that dense layers and attention depend on: those of MoE layers without expert parallelism."""
-        inputs = self.of_moe_layers
-        return replace(inputs, split=replace(inputs.split, expert=1, expert_tensor=1))
+    def of_dense_layers(self) -> LayerInputs:
+        """The inputs that dense layers and attention depend on."""
+        return _narrowed(self, LayerInputs, LayerSplit, self._selective)
 
     @cached_property
-    def of_attention(self) -> ModuleInputs:
+    def of_attention(self) -> LayerInputs:
         """The inputs that attention with its norm depends on: those of dense layers, and recompute of its own modules."""
         return _recomputing(self.of_dense_layers, OF_ATTENTION)
 
     @cached_property
-    def of_experts(self) -> ModuleInputs:
-        """The inputs that the branch with the experts depends on."""
-        return _recomputing(self.of_moe_layers, OF_EXPERTS)
-
-    @cached_property
-    def of_checkpoints(self) -> ModuleInputs:
-        """The inputs that checkpoints around layers depend on: not how many layers they cover."""
-        recompute = RecomputeSpec(granularity="full", distribute_saved_activations=self.recompute.distribute_saved_activations)
-        return replace(self.of_moe_layers, recompute=recompute)
-
-    @cached_property
-    def of_ends(self) -> ModuleInputs:
-        """The inputs that the embedding, the final norm, the output layer and the loss depend on."""
-        dense = self.of_dense_layers
-        return replace(dense, split=replace(dense.split, pipelined=self.split.pipelined), recompute=NO_RECOMPUTE)
-
-    @cached_property
-    def of_batches(self) -> ModuleInputs:
+    def of_batches(self) -> LayerInputs:
         """The inputs that a micro-batch on the GPU depends on: of recompute, whether a checkpoint gets the attention mask."""
         recompute = RecomputeSpec(granularity="full", method="uniform") if self.checkpoints_attention else NO_RECOMPUTE
-        ends = self.of_ends
-        return replace(ends, split=replace(ends.split, pipelined=False), recompute=recompute)
+        return _narrowed(self, LayerInputs, LayerSplit, recompute)
 
     @cached_property
-    def without_batch(self) -> ModuleInputs:
+    def without_batch(self) -> Self:
         """The inputs of layers in a chunk that gets no batch, and so no attention mask. Only unfused attention reads the mask."""
         if "unfused" not in (self.model.attention_backend, self.model.window_backend) or self.micro_batch_size == 1:
             return self
         return replace(self, attention_mask_in_dataloader=False)
 
-    def of_part(self, part: Part) -> ModuleInputs:
+    def of_part(self, part: Part) -> Self:
         """The inputs of a part of a T5 or of a vision-language model.
 
         The decoder of a T5 gets no mask from Transformer Engine's path: it is causal.
@@ -205,7 +213,7 @@ class ModuleInputs:
             )
         return cache[part]  # type: ignore[no-any-return]
 
-    def _of_vision(self, part: Part) -> ModuleInputs:
+    def _of_vision(self, part: Part) -> Self:
         """The inputs of the encoder, the projector, or the embedding of the text of a vision-language model.
 
         Neither sequence nor context parallelism shards them (`model_provider` of pretrain_vlm.py, `LLaVAModel.__init__`).
@@ -214,12 +222,11 @@ class ModuleInputs:
         assert vision is not None, "the parts are those of a vision-language model"
         cache = self.__dict__.setdefault("_parts", {})
         if part not in cache:
-            split = Split(tensor=self.split.tensor, pipelined=self.split.pipelined)
             images = self.micro_batch_size * vision.tiles
-            whole = replace(self, split=split, attention_mask_in_dataloader=False, userbuffers=False)
+            whole = replace(self, split=self.split.over_tensor_only(), attention_mask_in_dataloader=False, userbuffers=False)
             if part == "vision":
                 if vision.kind == "hf_clip":  # transformers does not split it
-                    whole = replace(whole, split=Split())
+                    whole = replace(whole, split=type(self.split)())
                 cache[part] = replace(
                     whole,
                     model=vision.encoder,
@@ -252,7 +259,7 @@ class ModuleInputs:
         return self.key_length or self.sequence_length
 
     @property
-    def without_recompute(self) -> ModuleInputs:
+    def without_recompute(self) -> Self:
         """The same without activation recompute."""
         return replace(self, recompute=NO_RECOMPUTE)
 
@@ -265,7 +272,66 @@ class ModuleInputs:
         return recompute.granularity == "selective" and "core_attn" in recompute.modules
 
 
-def _recomputing(inputs: ModuleInputs, modules: frozenset[str]) -> ModuleInputs:
+@dataclass(frozen=True, kw_only=True)
+class ExpertInputs(LayerInputs):
+    """Everything that MoE layers depend on."""
+
+    split: ExpertSplit
+
+    __hash__ = LayerInputs.__hash__
+
+    @cached_property
+    def of_moe_layers(self) -> ExpertInputs:
+        """The inputs that MoE layers depend on."""
+        return _narrowed(self, ExpertInputs, ExpertSplit, self._selective)
+
+    @cached_property
+    def of_experts(self) -> ExpertInputs:
+        """The inputs that the branch with the experts depends on."""
+        return _recomputing(self.of_moe_layers, OF_EXPERTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndInputs(LayerInputs):
+    """Everything that the embedding, the final norm, the output layer and the loss depend on."""
+
+    split: EndSplit
+
+    __hash__ = LayerInputs.__hash__
+
+    @cached_property
+    def of_ends(self) -> EndInputs:
+        """The inputs that modules outside layers depend on."""
+        return _narrowed(self, EndInputs, EndSplit, NO_RECOMPUTE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleInputs(ExpertInputs, EndInputs):
+    """Everything that the tree of a model chunk depends on, in addition to its `ChunkKind`."""
+
+    split: Split
+
+    __hash__ = LayerInputs.__hash__
+
+    @cached_property
+    def of_checkpoints(self) -> ExpertInputs:
+        """The inputs that checkpoints around layers depend on: not how many layers they cover."""
+        recompute = RecomputeSpec(granularity="full", distribute_saved_activations=self.recompute.distribute_saved_activations)
+        return _narrowed(self, ExpertInputs, ExpertSplit, recompute)
+
+
+Inputs = TypeVar("Inputs", bound=LayerInputs)
+
+
+def _narrowed(inputs: LayerInputs, kind: type[Inputs], split: type[LayerSplit], recompute: RecomputeSpec) -> Inputs:
+    """The values of `inputs` that the type `kind`, whose split is of the type `split`, has. With other recompute."""
+    values = {name: getattr(inputs, name) for name in _NAMES}
+    values["split"] = split(**{name: getattr(inputs.split, name) for name in split.__dataclass_fields__})
+    values["recompute"] = recompute
+    return kind(**values)
+
+
+def _recomputing(inputs: Inputs, modules: frozenset[str]) -> Inputs:
     """Inputs with selective recompute of no other modules than these."""
     recompute = inputs.recompute
     kept = tuple(module for module in recompute.modules if module in modules)
@@ -274,7 +340,7 @@ def _recomputing(inputs: ModuleInputs, modules: frozenset[str]) -> ModuleInputs:
     return replace(inputs, recompute=replace(recompute, modules=kept) if kept else NO_RECOMPUTE)
 
 
-_NAMES = tuple(each.name for each in fields(ModuleInputs))
+_NAMES = tuple(each.name for each in fields(LayerInputs))
 
 
 def module_inputs(job: TrainingJob) -> ModuleInputs:

@@ -118,6 +118,8 @@ class ModuleKind(Enum):
             raise TypeError(f"the kind {self.name} has no facts, but {facts!r}")
         self.facts = facts
 
+    __hash__ = object.__hash__  # that of Enum hashes the name at each look-up
+
     MODEL = _CONTAINER
     BATCH = _without_gemms(Kernels.NONE)
     EMBEDDING = _CONTAINER

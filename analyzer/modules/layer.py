@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 from analyzer.modules.branches import attention_branch, biased_output, fuses_norm, mixer_branch, moe_branch
 from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.dropout import bias_dropout_add
-from analyzer.modules.inputs import ModuleInputs
+from analyzer.modules.inputs import ExpertInputs, LayerInputs, ModuleInputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import gathered_linear
 from analyzer.modules.mlp import mlp
 from analyzer.modules.norm import standalone_norm
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes, Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
 from analyzer.specs import AttentionKind, BlockSpec, Branch, ModelSpec, RecomputeSpec
 
@@ -54,7 +54,7 @@ def with_other_kernel(model: ModelSpec) -> tuple[bool, ...]:
 
 
 @lru_cache(maxsize=CACHED_LAYERS)
-def layer_tree(inputs: ModuleInputs, kind: LayerKind, input_shares: str = "") -> Module:
+def layer_tree(inputs: LayerInputs, kind: LayerKind, input_shares: str = "") -> Module:
     """The tree of one layer. `input_shares`: the tensor of a checkpoint that already stores the layer's input."""
     shapes = _shapes_of_kind(inputs, kind)
     return transformer_layer(
@@ -67,7 +67,7 @@ def layer_tree(inputs: ModuleInputs, kind: LayerKind, input_shares: str = "") ->
     )
 
 
-def _shapes_of_kind(inputs: ModuleInputs, kind: LayerKind) -> Shapes:
+def _shapes_of_kind(inputs: LayerInputs, kind: LayerKind) -> Shapes:
     shapes = Shapes(inputs)
     if kind.in_16_bit:
         shapes = shapes.in_16_bit
@@ -78,9 +78,15 @@ def _shapes_of_kind(inputs: ModuleInputs, kind: LayerKind) -> Shapes:
     return shapes
 
 
-def one_layer(inputs: ModuleInputs, kind: LayerKind, input_shares: str = "") -> Module:
+def one_layer(inputs: LayerInputs, kind: LayerKind, input_shares: str = "") -> Module:
     """The tree of a layer, cached by the inputs that layers of this kind depend on."""
-    return layer_tree(inputs.of_moe_layers if kind.moe else inputs.of_dense_layers, kind, input_shares)
+    return layer_tree(_of_experts(inputs).of_moe_layers if kind.moe else inputs.of_dense_layers, kind, input_shares)
+
+
+def _of_experts(inputs: LayerInputs) -> ExpertInputs:
+    """The inputs, which must include those of MoE layers."""
+    assert isinstance(inputs, ExpertInputs), "a MoE layer depends on expert parallelism"
+    return inputs
 
 
 def transformer_layer(
@@ -116,7 +122,7 @@ def transformer_layer(
         if block.feed_forward == "linear":
             branch = gathered_linear(shapes, "mlp", input_made_in=made_in, input_shares=shares)
         elif moe:
-            branch = _moe_branch(shapes.inputs.of_experts)
+            branch = _moe_branch(_of_experts(shapes.inputs).of_experts)
         else:
             branch = mlp(shapes, fused_norm=te, input_made_in=made_in, input_shares=shares)
         biased = shapes.model.bias_linear and not moe and block.feed_forward != "linear"
@@ -132,7 +138,7 @@ def transformer_layer(
 
 @lru_cache(maxsize=CACHED_LAYERS)
 def _attention_with_norm(
-    inputs: ModuleInputs, kind: AttentionKind, extent: Branch, input_made_in: str, input_shares: str
+    inputs: LayerInputs, kind: AttentionKind, extent: Branch, input_made_in: str, input_shares: str
 ) -> tuple[Module, ...]:
     """The attention branch, cached separately because layers of different kinds share it."""
     shapes = Shapes(inputs)
@@ -160,13 +166,13 @@ def _attention_with_norm(
 
 
 @lru_cache(maxsize=CACHED_LAYERS)
-def _attention_branch(inputs: ModuleInputs, kind: AttentionKind, fused_norm: bool, input_shares: str) -> Module:
+def _attention_branch(inputs: LayerInputs, kind: AttentionKind, fused_norm: bool, input_shares: str) -> Module:
     return attention_branch(Shapes(inputs), kind, fused_norm=fused_norm, input_shares=input_shares)
 
 
 @lru_cache(maxsize=CACHED_LAYERS)
-def _moe_branch(inputs: ModuleInputs) -> Module:
-    return moe_branch(Shapes(inputs))
+def _moe_branch(inputs: ExpertInputs) -> Module:
+    return moe_branch(ExpertShapes(inputs))
 
 
 def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
@@ -274,7 +280,7 @@ def _covered(kinds: LayerRuns, count: int) -> tuple[_Groups, LayerRuns]:
 
 
 @lru_cache(maxsize=CACHED_LAYERS)
-def _checkpoint(inputs: ModuleInputs, kinds: tuple[LayerKind, ...], received: bool) -> Module:
+def _checkpoint(inputs: ExpertInputs, kinds: tuple[LayerKind, ...], received: bool) -> Module:
     """`received`: the schedule references the input, so it does not stay because of the checkpoint."""
     made = checkpointed(Shapes(inputs), kinds=kinds)
     return replace(made, saved=tuple(replace(each, lingers=False) for each in made.saved)) if received else made

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
-from analyzer.modules.inputs import ModuleInputs, Split, module_inputs
+from analyzer.modules.inputs import (
+    EndInputs,
+    EndSplit,
+    ExpertInputs,
+    ExpertSplit,
+    LayerInputs,
+    LayerSplit,
+    ModuleInputs,
+    Split,
+    module_inputs,
+)
 from analyzer.modules.tree import Collective, Phase, Tensor
 from analyzer.specs import Fp8Spec, ModelSpec, TrainingJob
 from analyzer.units import DTYPE_BYTES
@@ -20,9 +30,12 @@ RECOMPUTED_OUTPUT: Final = "recomputed output"
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes of the modules of one rank. `t` is 1 and `sp` False for the model without parallelism."""
+    """Sizes of the modules of one rank. `t` is 1 and `sp` False for the model without parallelism.
 
-    inputs: ModuleInputs
+    These are those of dense layers. Subclasses have what MoE layers, and modules outside layers, depend on besides.
+    """
+
+    inputs: LayerInputs
 
     @property
     def model(self) -> ModelSpec:
@@ -30,7 +43,7 @@ class Shapes:
         return self.inputs.model
 
     @property
-    def split(self) -> Split:
+    def split(self) -> LayerSplit:
         """The parallelism that shards modules."""
         return self.inputs.split
 
@@ -75,20 +88,20 @@ class Shapes:
         return self.inputs.fp8
 
     @cached_property
-    def in_16_bit(self) -> Shapes:
+    def in_16_bit(self) -> Self:
         """The same shapes without FP8, for layers that stay in 16 bit and modules other than Transformer Engine's linear layers."""
-        return self if self.fp8 is None else Shapes(replace(self.inputs, fp8=None))
+        return self if self.fp8 is None else type(self)(replace(self.inputs, fp8=None))
 
     @cached_property
-    def windowed(self) -> Shapes:
+    def windowed(self) -> Self:
         """The same shapes with the attention kernel of sliding-window layers, and all layers with a window."""
         backend = self.model.window_backend or self.model.attention_backend
         model = replace(self.model, attention_backend=backend, windowed=(True,) * len(self.model.windowed))
-        return Shapes(replace(self.inputs, model=model))
+        return type(self)(replace(self.inputs, model=model))
 
-    def of_width(self, ffn_hidden_size: int) -> Shapes:
+    def of_width(self, ffn_hidden_size: int) -> Self:
         """The same shapes with another FFN width."""
-        return Shapes(replace(self.inputs, model=replace(self.model, ffn_hidden_size=ffn_hidden_size)))
+        return type(self)(replace(self.inputs, model=replace(self.model, ffn_hidden_size=ffn_hidden_size)))
 
     @cached_property
     def s_split(self) -> int:
@@ -208,9 +221,45 @@ class Shapes:
         )
 
 
-def shapes_of(job: TrainingJob) -> Shapes:
+@dataclass(frozen=True)
+class ExpertShapes(Shapes):
+    """Sizes of the modules of MoE layers."""
+
+    inputs: ExpertInputs
+
+    @property
+    def split(self) -> ExpertSplit:
+        """The parallelism that shards MoE layers."""
+        return self.inputs.split
+
+
+@dataclass(frozen=True)
+class EndShapes(Shapes):
+    """Sizes of the modules outside layers."""
+
+    inputs: EndInputs
+
+    @property
+    def split(self) -> EndSplit:
+        """The parallelism that shards modules outside layers."""
+        return self.inputs.split
+
+
+@dataclass(frozen=True)
+class AllShapes(ExpertShapes, EndShapes):
+    """Sizes of all modules."""
+
+    inputs: ModuleInputs
+
+    @property
+    def split(self) -> Split:
+        """The parallelism that shards modules."""
+        return self.inputs.split
+
+
+def shapes_of(job: TrainingJob) -> AllShapes:
     """The shapes of a job, created once for each job object."""
     cache = job.__dict__
     if "_shapes" not in cache:
-        cache["_shapes"] = Shapes(module_inputs(job))
+        cache["_shapes"] = AllShapes(module_inputs(job))
     return cache["_shapes"]  # type: ignore[no-any-return]

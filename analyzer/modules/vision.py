@@ -21,7 +21,7 @@ from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Module, Parameter
 from analyzer.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from analyzer.modules.inputs import ModuleInputs
+    from analyzer.modules.inputs import EndInputs
     from analyzer.specs import VisionSpec
 
 IMAGES: Final = "images"
@@ -54,7 +54,7 @@ def pixels_and_mask(vision: VisionSpec, images: int, tokens: int) -> Tensor:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def encoder_input(vision: VisionSpec, encoder: ModuleInputs, tokens: int) -> tuple[Module, ...]:
+def encoder_input(vision: VisionSpec, encoder: EndInputs, tokens: int) -> tuple[Module, ...]:
     """The modules from the pixels to the input of the first layer: patches, class tokens, positions and a norm.
 
     `encoder`: `ModuleInputs.of_part("vision")`. `tokens`: of the text of a microbatch, whose loss mask is stored beside the pixels.
@@ -166,7 +166,7 @@ def _norm(shapes: Shapes, name: str) -> Module:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def encoder_output(vision: VisionSpec, encoder: ModuleInputs) -> tuple[Module, ...]:
+def encoder_output(vision: VisionSpec, encoder: EndInputs) -> tuple[Module, ...]:
     """The output of the last layer by image, a norm of SigLIP, and the copy of the tokens that the projector reads."""
     shapes = Shapes(encoder)
     kept = tokens_of(shapes, "tokens for the projector", count=vision.projected_tokens)
@@ -193,7 +193,7 @@ def encoder_output(vision: VisionSpec, encoder: ModuleInputs) -> tuple[Module, .
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def projector(vision: VisionSpec, inputs: ModuleInputs, *, reads_frozen: bool) -> Module:
+def projector(vision: VisionSpec, inputs: EndInputs, *, reads_frozen: bool) -> Module:
     """Two linear layers and an activation, or one linear layer whose output is gathered, and the sum with the bias.
 
     `inputs`: `ModuleInputs.of_part("projector")`. `reads_frozen`: the encoder is frozen.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzer.modules.moe.routing import Routing
-from analyzer.modules.shapes import Shapes, shapes_of
+from analyzer.modules.shapes import ExpertShapes, shapes_of
 from analyzer.results import RankClass
 from analyzer.specs import TrainingJob
 from analyzer.time.pass_work import chunk_work
@@ -47,7 +47,7 @@ def _of_chunks(job: TrainingJob, rank: RankClass, *, in_steps: bool) -> Iterator
                 yield key, KernelTotal(times, times * kernel.flops)
 
 
-def _padded_to(job: TrainingJob, shapes: Shapes) -> int:
+def _padded_to(job: TrainingJob, shapes: ExpertShapes) -> int:
     """The multiple to which the rows of each expert are padded for FP8; 1 if they are not, or by padding the routing map."""
     if job.model.moe is None or job.model.moe.pad_for_quantization:
         return 1

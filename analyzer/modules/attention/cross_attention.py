@@ -17,7 +17,7 @@ from analyzer.modules.attention.unfused_attention import (
     saved_matrices,
     with_absent_tensors,
 )
-from analyzer.modules.inputs import ModuleInputs
+from analyzer.modules.inputs import LayerInputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.shapes import Shapes
@@ -29,7 +29,7 @@ ENCODER_OUTPUT: Final = "output of the encoder"
 ENCODED: Final = f"{MODEL_PATH}encoder.final_layernorm"
 
 
-def cross_attention(inputs: ModuleInputs, *, stores: bool) -> Module:
+def cross_attention(inputs: LayerInputs, *, stores: bool) -> Module:
     """[s, b, h] and the encoder's [e, b, h] → [s, b, h]. `inputs` are those of the model.
 
     `stores`: it stores the output of the encoder for its backward; otherwise this is stored already.

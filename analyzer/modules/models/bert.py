@@ -16,11 +16,11 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import layer_runs
 from analyzer.modules.models.parts import CACHED_ENDS, Parts, Stack, cached_final_norm
 from analyzer.modules.norm import norm_parameters, norm_statistics
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, Module, Parameter, Tensor
 
 if TYPE_CHECKING:
-    from analyzer.modules.inputs import ModuleInputs
+    from analyzer.modules.inputs import EndInputs, LayerInputs, ModuleInputs
     from analyzer.modules.models.parts import ChunkKind
 
 BATCH: Final = "batch"
@@ -47,7 +47,7 @@ def bert_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _batch(inputs: ModuleInputs, first: bool, last: bool) -> tuple[Module, Module]:
+def _batch(inputs: LayerInputs, first: bool, last: bool) -> tuple[Module, Module]:
     """The batch of one microbatch, and what is saved of it for the backward.
 
     The lookups of the first stage save views of the fields, and the loss of the last one saves the loss mask. Without an embedding
@@ -87,14 +87,14 @@ def batch_fields(elements: int) -> Tensor:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _embedding(inputs: ModuleInputs, last: bool) -> Module:
-    return embedding(Shapes(inputs), summed=last and adds_to_placeholder(inputs), ids_in=BATCH)
+def _embedding(inputs: EndInputs, last: bool) -> Module:
+    return embedding(EndShapes(inputs), summed=last and adds_to_placeholder(inputs), ids_in=BATCH)
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _heads(inputs: ModuleInputs, pre_process: bool) -> tuple[Module, ...]:
+def _heads(inputs: EndInputs, pre_process: bool) -> tuple[Module, ...]:
     """Pooler, masked language model head, output layer, classifier and loss, in the order of execution."""
-    shapes = Shapes(inputs)
+    shapes = EndShapes(inputs)
     tied, classifies = shapes.model.tied_embeddings, shapes.model.binary_head
     return (
         *((_pooler(shapes),) if classifies else ()),

@@ -14,11 +14,11 @@ from typing import Final
 from analyzer.layout.stages import Chunk
 from analyzer.modules.embedding import batch, embedding, saved_mask
 from analyzer.modules.head import adds_to_placeholder, head
-from analyzer.modules.inputs import ModuleInputs, Split, one_projection_in_userbuffers
+from analyzer.modules.inputs import EndInputs, LayerInputs, ModuleInputs, Split, one_projection_in_userbuffers
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, LayerRuns, ModuleRuns, layer_runs, with_other_kernel
 from analyzer.modules.models.parts import CACHED_ENDS, ROOTS, ChunkKind, Parts, Stack, cached_final_norm
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import AllShapes, EndShapes, Shapes
 from analyzer.modules.tree import STREAM, Module
 from analyzer.specs import AttentionKind, BlockSpec, Family, Fp8Spec, ModelSpec, TrainingJob
 
@@ -163,7 +163,7 @@ def parts_function(family: Family) -> Callable[[ModuleInputs, ChunkKind], Parts]
 
 def gpt_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     """The modules of a chunk of a GPT."""
-    shapes = Shapes(inputs)
+    shapes = AllShapes(inputs)
     copies = not (kind.pre_process or kind.layers or kind.final_norm)
     first, last, predicts = kind.pre_process, kind.post_process, kind.mtp_layers > 0
     before: list[Module] = []
@@ -202,18 +202,18 @@ def gpt_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _batch(inputs: ModuleInputs, embeds: bool, layers: bool) -> Module:
+def _batch(inputs: LayerInputs, embeds: bool, layers: bool) -> Module:
     return batch(Shapes(inputs), embeds=embeds, layers=layers)
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _embedding(inputs: ModuleInputs, last: bool, kept_gradient: bool) -> Module:
-    return embedding(Shapes(inputs), summed=last and adds_to_placeholder(inputs), kept_gradient=kept_gradient)
+def _embedding(inputs: EndInputs, last: bool, kept_gradient: bool) -> Module:
+    return embedding(EndShapes(inputs), summed=last and adds_to_placeholder(inputs), kept_gradient=kept_gradient)
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _head(inputs: ModuleInputs, pre_process: bool, mtp_here: bool) -> tuple[Module, ...]:
-    return head(Shapes(inputs), pre_process=pre_process, mtp_here=mtp_here)
+def _head(inputs: EndInputs, pre_process: bool, mtp_here: bool) -> tuple[Module, ...]:
+    return head(EndShapes(inputs), pre_process=pre_process, mtp_here=mtp_here)
 
 
 def full_model(inputs: ModuleInputs) -> Module:

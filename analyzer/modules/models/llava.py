@@ -15,13 +15,13 @@ from analyzer.modules.head import cross_entropy, output_layer
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, ModuleRuns, layer_runs
 from analyzer.modules.models.parts import CACHED_ENDS, Parts, Stack, cached_final_norm
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, STREAM, Module, Tensor, with_part
 from analyzer.modules.vision import IMAGES, encoder_input, encoder_output, of_images, pixels_and_mask, projector
 from analyzer.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from analyzer.modules.inputs import ModuleInputs
+    from analyzer.modules.inputs import EndInputs, LayerInputs, ModuleInputs
     from analyzer.modules.models.parts import ChunkKind
     from analyzer.specs import VisionSpec
 
@@ -33,7 +33,7 @@ MERGED: Final = "merged input"
 """Name of the tensor with the embeddings of text and images."""
 
 
-def vision_of(inputs: ModuleInputs) -> VisionSpec:
+def vision_of(inputs: LayerInputs) -> VisionSpec:
     """The vision encoder and the projector of a vision-language model."""
     vision = inputs.model.vision
     assert vision is not None, "a vision-language model has an encoder"
@@ -72,7 +72,7 @@ def of_frozen_part(parts: Parts, *, input_gradient: bool) -> Parts:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _batch(inputs: ModuleInputs, first: bool, last: bool) -> Module:
+def _batch(inputs: EndInputs, first: bool, last: bool) -> Module:
     """The fields of a microbatch, which `forward_step` references until the forward returns.
 
     The first stage converts the pixels and the loss mask to the precision of the model (`Float16Module.forward`).
@@ -118,9 +118,9 @@ def in_encoder(layer: Module) -> Module:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _text(inputs: ModuleInputs) -> tuple[Module, ...]:
+def _text(inputs: EndInputs) -> tuple[Module, ...]:
     """The lookup of the text, and its sequence with the embeddings of the images."""
-    vision, text = vision_of(inputs), Shapes(inputs.of_part("text"))
+    vision, text = vision_of(inputs), EndShapes(inputs.of_part("text"))
     found = embedding(text)
     integers = Tensor(name=INTEGERS, shape=(_FIELDS * text.b * text.s,), dtype="int64", formula="24·s·b", made_in=MODEL_PATH)
     children = tuple(
@@ -132,7 +132,7 @@ def _text(inputs: ModuleInputs) -> tuple[Module, ...]:
     return looked_up, _merged(inputs, vision, text)
 
 
-def _merged(inputs: ModuleInputs, vision: VisionSpec, text: Shapes) -> Module:
+def _merged(inputs: EndInputs, vision: VisionSpec, text: Shapes) -> Module:
     """The merged sequence (`LLaVAModel._preprocess_data`), of which a rank takes its part.
 
     The embeddings of the text are written at indices, which autograd saves: two for each token in the text, and its place in the
@@ -204,7 +204,7 @@ def _is_input(tensor: Tensor) -> bool:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def language_head(inputs: ModuleInputs) -> tuple[Module, ...]:
+def language_head(inputs: EndInputs) -> tuple[Module, ...]:
     """The output layer, which has a weight of its own unless embeddings are tied, and the loss."""
     shapes = Shapes(inputs)
     norm = f"{LANGUAGE}.decoder.{shapes.model.final_norm}"

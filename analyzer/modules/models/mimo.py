@@ -25,13 +25,13 @@ from analyzer.modules.models.llava import (
 )
 from analyzer.modules.models.parts import CACHED_ENDS, Parts, Stack, cached_final_norm
 from analyzer.modules.norm import norm_parameters
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, Module, Tensor, with_part
 from analyzer.modules.vision import encoder_input, of_images, projector, tokens_of
 from analyzer.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from analyzer.modules.inputs import ModuleInputs
+    from analyzer.modules.inputs import EndInputs, ModuleInputs
     from analyzer.modules.models.parts import ChunkKind
     from analyzer.specs import VisionSpec
 
@@ -57,7 +57,7 @@ def mimo_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _batch(inputs: ModuleInputs) -> Module:
+def _batch(inputs: EndInputs) -> Module:
     """The fields of a microbatch, which `forward_step` references until the forward returns."""
     vision, tokens = vision_of(inputs), inputs.micro_batch_size * inputs.sequence_length
     images = replace(of_images(vision, inputs.micro_batch_size * vision.tiles, "pixels", "fp32"), made_in="")
@@ -84,7 +84,7 @@ def _images(inputs: ModuleInputs) -> Parts:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _encoder_output(vision: VisionSpec, encoder: ModuleInputs) -> Module:
+def _encoder_output(vision: VisionSpec, encoder: EndInputs) -> Module:
     """The hidden states of all layers exist until the encoder returns (`output_hidden_states`). One of them is used.
 
     The norm after the last layer has parameters, and its output is not used.
@@ -103,15 +103,15 @@ def _encoder_output(vision: VisionSpec, encoder: ModuleInputs) -> Module:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _text(inputs: ModuleInputs) -> tuple[Module, ...]:
+def _text(inputs: EndInputs) -> tuple[Module, ...]:
     """The lookup of the text, and its sequence with the embeddings of the images."""
-    looked_up = with_part(replace(embedding(Shapes(inputs.of_part("text"))), name=f"{LANGUAGE}.embedding"), "text")
+    looked_up = with_part(replace(embedding(EndShapes(inputs.of_part("text"))), name=f"{LANGUAGE}.embedding"), "text")
     if "language_model" in inputs.model.frozen:
         looked_up = frozen(looked_up, input_gradient=False)
     return looked_up, _merged(inputs, vision_of(inputs))
 
 
-def _merged(inputs: ModuleInputs, vision: VisionSpec) -> Module:
+def _merged(inputs: EndInputs, vision: VisionSpec) -> Module:
     """The merged sequence (`MimoModel.align_embeddings_by_token_positions`), of which a rank takes its part.
 
     Embeddings of images and text are written where masks say, which autograd saves. The kernel of `masked_scatter_` copies the mask

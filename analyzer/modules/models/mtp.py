@@ -18,7 +18,7 @@ from analyzer.modules.layer import LayerKind, one_layer, with_other_kernel
 from analyzer.modules.linear import at_weight_gradient, split_weight, weight_gradient
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import forward_input, gathers, output_gradient, saved_input
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import AllShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Collective, Module, Tensor, largest
 from analyzer.specs.hybrid import LETTERS
 
@@ -38,7 +38,7 @@ def embedding_weights(shapes: Shapes) -> Module:
     return Module(name="embedding", kind=ModuleKind.EMBEDDING, children=(words,), source="LanguageModelEmbedding")
 
 
-def mtp_block(shapes: Shapes, *, after: str, embeds: bool, heads: bool) -> Module:
+def mtp_block(shapes: AllShapes, *, after: str, embeds: bool, heads: bool) -> Module:
     """All depths, executed sequentially. During their backward the gradient of the hidden states of all depths is allocated.
 
     `after` is the path of the module that allocates the input of the first depth. FP4 leaves these layers in 16 bit
@@ -69,7 +69,7 @@ def _all_depths(shapes: Shapes, name: str, *, made_in: str = "") -> Tensor:
     return Tensor(name=name, shape=(depths * s, b, h), dtype=one.dtype, formula=f"(1+D)·{one.formula}", made_in=made_in)
 
 
-def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
+def _depth(shapes: AllShapes, depth: int, *, after: str, summed: bool) -> Module:
     """[s, b, h] and the token ids → [s, b, h]. `summed`: autograd sums the weight gradients of the lookups of all depths."""
     recompute = shapes.inputs.recompute
     recomputed = recompute.granularity == "full" and recompute.method == "uniform"  # `block` does not cover MTP layers
@@ -112,7 +112,7 @@ def _depth(shapes: Shapes, depth: int, *, after: str, summed: bool) -> Module:
     )
 
 
-def _lookup(shapes: Shapes, *, path: str) -> Module:
+def _lookup(shapes: AllShapes, *, path: str) -> Module:
     """The embedding of the next tokens, with the weight that is already on the stage."""
     found = embedding(shapes)
     ids = Tensor(name="rolled token ids", shape=(shapes.b, shapes.s), dtype="int64", formula="8·s·b", made_in=path)
@@ -126,7 +126,7 @@ def _gradient_of_lookup(shapes: Shapes) -> tuple[Tensor, ...]:
     return (Tensor(name="weight gradient of the embedding", shape=weight.shape, dtype=weight.dtype, formula="size of the weight"),)
 
 
-def _embedding(shapes: Shapes) -> str:
+def _embedding(shapes: AllShapes) -> str:
     """Path of the module that allocates the embedded tokens; empty if the norm converts them from fp32."""
     found = embedding(shapes)
     if found.forward_held:
@@ -135,7 +135,7 @@ def _embedding(shapes: Shapes) -> str:
     return f"{MODEL_PATH}embedding.{last}" if last else f"{MODEL_PATH}embedding"
 
 
-def _joined(shapes: Shapes, *, states: Tensor, path: str, under_checkpoint: bool) -> tuple[Module, ...]:
+def _joined(shapes: AllShapes, *, states: Tensor, path: str, under_checkpoint: bool) -> tuple[Module, ...]:
     """Norms of the embedding and of `states`, and the projection 2·h → h of their concatenation.
 
     `under_checkpoint`: a checkpoint saves the inputs of both norms.

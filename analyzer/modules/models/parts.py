@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from analyzer.modules.head import final_norm
-from analyzer.modules.inputs import ModuleInputs
+from analyzer.modules.inputs import LayerInputs
 from analyzer.modules.layer import LayerRuns, ModuleRuns
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
@@ -54,6 +54,6 @@ class ChunkKind:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def cached_final_norm(inputs: ModuleInputs) -> Module:
+def cached_final_norm(inputs: LayerInputs) -> Module:
     """The final norm, cached by its inputs."""
     return final_norm(Shapes(inputs))

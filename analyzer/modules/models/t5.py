@@ -21,11 +21,11 @@ from analyzer.modules.layer import CACHED_LAYERS, LayerKind, ModuleRuns, checkpo
 from analyzer.modules.models.bert import BATCH, batch_fields
 from analyzer.modules.models.parts import CACHED_ENDS, Parts, Stack, cached_final_norm
 from analyzer.modules.norm import standalone_norm
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import LAYER, MODEL_PATH, Module, Tensor, with_part
 
 if TYPE_CHECKING:
-    from analyzer.modules.inputs import ModuleInputs
+    from analyzer.modules.inputs import EndInputs, LayerInputs, ModuleInputs
     from analyzer.modules.models.parts import ChunkKind
 
 _ENCODER_FIELDS: Final = 2
@@ -100,7 +100,7 @@ def _embeddings(inputs: ModuleInputs) -> tuple[Module, Module]:
 
     Backward runs the one of the decoder first. Autograd keeps its gradients until it can add those of the encoder to them.
     """
-    encoder, decoder = Shapes(inputs.of_part("encoder").of_ends), Shapes(inputs.of_part("decoder").of_ends)
+    encoder, decoder = EndShapes(inputs.of_part("encoder").of_ends), EndShapes(inputs.of_part("decoder").of_ends)
     first = with_part(embedding(encoder, ids_in=BATCH), "encoder")
     second = with_part(embedding(decoder, summed=adds_to_placeholder(decoder.inputs), ids_in=BATCH), "decoder")
     weights = tuple(
@@ -162,13 +162,13 @@ def _layers(inputs: ModuleInputs, count: int, layer: Callable[[_Place], Module],
     return tuple((equal[0], len(equal)) for equal in groups)
 
 
-def _checkpoint(inputs: ModuleInputs, layers: tuple[Module, ...], also: tuple[Tensor, ...]) -> Module:
+def _checkpoint(inputs: LayerInputs, layers: tuple[Module, ...], also: tuple[Tensor, ...]) -> Module:
     made = checkpoint_of(Shapes(inputs), layers)
     return replace(made, saved=(*made.saved, *also))
 
 
 @lru_cache(maxsize=CACHED_LAYERS)
-def _decoder_layer(inputs: ModuleInputs, input_shares: str, stores: bool, last: bool) -> Module:
+def _decoder_layer(inputs: LayerInputs, input_shares: str, stores: bool, last: bool) -> Module:
     """A layer of the decoder: cross-attention between self-attention and the FFN (`TransformerLayer`).
 
     The gradient of the encoder's output stays allocated from the backward of the last layer on. `stores`: the layer stores that
@@ -192,7 +192,7 @@ def _decoder_layer(inputs: ModuleInputs, input_shares: str, stores: bool, last: 
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _head(decoder: ModuleInputs) -> tuple[Module, ...]:
+def _head(decoder: EndInputs) -> tuple[Module, ...]:
     """The output layer, which has a bias if its weight is that of the embedding (`T5LMHead`), and the loss."""
     shapes = Shapes(decoder)
     tied = shapes.model.tied_embeddings

@@ -13,11 +13,11 @@ from itertools import pairwise
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import ROW_ID_MAP, Routing, dispatched_rows, permuted_probabilities, shared_output, summed_rows
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest
 
 
-def gathered_tokens(shapes: Shapes) -> Tensor:
+def gathered_tokens(shapes: ExpertShapes) -> Tensor:
     """[W, hx]: the tokens of all ranks that share experts."""
     routing = Routing(shapes)
     return routing.row_tensor("gathered tokens", routing.tokens * routing.ep * routing.etp)
@@ -31,7 +31,7 @@ def gathered_probabilities(routing: Routing) -> tuple[Tensor, ...]:
     return (Tensor(name="gathered probabilities", shape=shape, dtype=routing.probability_dtype, formula="W·E"),)
 
 
-def allgather_dispatch(shapes: Shapes) -> Module:
+def allgather_dispatch(shapes: ExpertShapes) -> Module:
     """Tokens [T, hx] → rows of the local experts, sorted by expert."""
     routing = Routing(shapes)
     world, local = routing.tokens * routing.ep * routing.etp, routing.local_experts
@@ -80,7 +80,7 @@ def allgather_dispatch(shapes: Shapes) -> Module:
     )
 
 
-def allgather_combine(shapes: Shapes) -> Module:
+def allgather_combine(shapes: ExpertShapes) -> Module:
     """Rows of the local experts → [T, h], summed over the experts of each token, then over the ranks."""
     routing = Routing(shapes)
     world = routing.tokens * routing.ep * routing.etp

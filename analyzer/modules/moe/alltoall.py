@@ -22,11 +22,11 @@ from analyzer.modules.moe.routing import (
     summed_rows,
 )
 from analyzer.modules.moe.shared_experts import overlapped_fc2, unquantized_activation
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest, total_bytes
 
 
-def alltoall_dispatch(shapes: Shapes) -> Module:
+def alltoall_dispatch(shapes: ExpertShapes) -> Module:
     """Tokens [T, hx] → rows of the local experts, sorted by expert."""
     routing = Routing(shapes)
     moe = routing.moe
@@ -226,7 +226,7 @@ def _gathered_gradients(routing: Routing) -> tuple[Tensor, ...]:
     return (routing.row_tensor("gradients before they are gathered", routing.received, dtype=dtype), gathered, *flat)
 
 
-def alltoall_combine(shapes: Shapes) -> Module:
+def alltoall_combine(shapes: ExpertShapes) -> Module:
     """Rows of the local experts → [T, h], summed over the experts of each token."""
     routing = Routing(shapes)
     saved = summed_rows(routing, routing.sent, made_in=routing.makes_output if _sums_expert_output(routing) else "")

@@ -24,7 +24,7 @@ from analyzer.modules.moe.routing import (
     shared_output,
     summed_rows,
 )
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Module, Tensor, largest
 from analyzer.units import MIB, round_up
 
@@ -40,7 +40,7 @@ NETWORK_GRANULARITY: Final = 512 * MIB
 """Allocation granularity in bytes (NVSHMEM_CUMEM_GRANULARITY), as set by DeepEP."""
 
 
-def deepep_buffer_bytes(shapes: Shapes) -> int:
+def deepep_buffer_bytes(shapes: ExpertShapes) -> int:
     """Bytes of DeepEP's buffers on a rank, which the driver allocates outside PyTorch."""
     routing = Routing(shapes)
     ranks = routing.ep * routing.etp
@@ -54,7 +54,7 @@ def deepep_buffer_bytes(shapes: Shapes) -> int:
     return round_up(near, 128) + round_up(far, NETWORK_GRANULARITY)
 
 
-def deepep_dispatch(shapes: Shapes) -> Module:
+def deepep_dispatch(shapes: ExpertShapes) -> Module:
     """Tokens [T, hx] → rows of the local experts, sorted by expert."""
     routing = Routing(shapes)
     arrived, local = arrivals(routing), routing.local_experts
@@ -142,7 +142,7 @@ def _saved_by_dispatch(routing: Routing) -> tuple[Tensor, ...]:
     )
 
 
-def deepep_combine(shapes: Shapes) -> Module:
+def deepep_combine(shapes: ExpertShapes) -> Module:
     """Rows of the local experts → [T, h], summed for each token."""
     routing = Routing(shapes)
     arrived = arrivals(routing)

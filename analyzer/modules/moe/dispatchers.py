@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from analyzer.modules.moe.routing import Routing
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Module, Tensor
 
 
-def dispatcher(shapes: Shapes) -> tuple[Module, Module]:
+def dispatcher(shapes: ExpertShapes) -> tuple[Module, Module]:
     """The dispatch module, which sends tokens to the experts, and the combine module, which returns them."""
     routing = Routing(shapes)
     if routing.moe.dispatcher == "allgather":
@@ -53,7 +53,7 @@ def combined_tensors(routing: Routing) -> tuple[Tensor, ...]:
     return (*dispatched_tensors(routing), *returned_rows(routing))
 
 
-def flex_buffer_bytes(shapes: Shapes) -> int:
+def flex_buffer_bytes(shapes: ExpertShapes) -> int:
     """Bytes of the flex dispatcher's buffers on a rank, which the driver allocates outside PyTorch; 0 for other dispatchers."""
     if shapes.model.moe is None or shapes.model.moe.flex is None:
         return 0
@@ -66,7 +66,7 @@ def flex_buffer_bytes(shapes: Shapes) -> int:
     return deepep_buffer_bytes(shapes)
 
 
-def gathered_token_bytes(shapes: Shapes) -> int:
+def gathered_token_bytes(shapes: ExpertShapes) -> int:
     """Bytes of the tokens that the all-gather dispatcher gathers in Megatron's global memory buffer."""
     from analyzer.modules.moe.allgather import gathered_tokens
 

@@ -15,7 +15,7 @@ from analyzer.modules.mlp import activates_sum, saved_by_gate, saves_half
 from analyzer.modules.moe.expert_bias import bias_added, bias_gradients, expert_bias
 from analyzer.modules.moe.routing import ROW_GRADIENTS, Routing, dispatched_rows, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import (
     ACTIVATION_OUTPUT,
     OUTPUT_GRADIENT,
@@ -47,7 +47,7 @@ class _Experts:
     routing: Routing
 
     @property
-    def shapes(self) -> Shapes:
+    def shapes(self) -> ExpertShapes:
         return self.routing.shapes
 
     @property
@@ -128,7 +128,7 @@ class _Experts:
         return self.routing.row_tensor(OUTPUT_GRADIENT, self.rows)
 
 
-def experts(shapes: Shapes, *, dispatched: tuple[Tensor, ...]) -> Module:
+def experts(shapes: ExpertShapes, *, dispatched: tuple[Tensor, ...]) -> Module:
     """Rows [R, hx] → [R, hx] through the local experts; routing probabilities are applied after the activation.
 
     `dispatched`: tensors of the dispatcher that local variables of the layer reference until the experts return.

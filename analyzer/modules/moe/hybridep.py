@@ -15,7 +15,7 @@ from typing import Final
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, collectives
 from analyzer.modules.moe.routing import LOCAL_ROWS, ROW_ID_MAP, Routing, permuted_probabilities, shared_output
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.units import round_up
 
@@ -27,7 +27,7 @@ MAP_BLOCK: Final = 16
 """The row count of the map of tokens from other domains is a multiple of this."""
 
 
-def hybridep_buffer_bytes(shapes: Shapes) -> int:
+def hybridep_buffer_bytes(shapes: ExpertShapes) -> int:
     """Bytes of the buffers: for all tokens of the group, and between domains for the tokens of a rank, sent and received."""
     routing = Routing(shapes)
     ranks = routing.ep * routing.etp
@@ -44,7 +44,7 @@ def hybridep_buffer_bytes(shapes: Shapes) -> int:
     return near + sent + to_experts + back
 
 
-def hybridep_dispatch(shapes: Shapes) -> Module:
+def hybridep_dispatch(shapes: ExpertShapes) -> Module:
     """Tokens [T, hx] → rows of the local experts, sorted by expert."""
     routing = Routing(shapes)
     tokens, local, arrived = routing.tokens, routing.local_experts, arrivals(routing)
@@ -93,7 +93,7 @@ def hybridep_dispatch(shapes: Shapes) -> Module:
     )
 
 
-def hybridep_combine(shapes: Shapes) -> Module:
+def hybridep_combine(shapes: ExpertShapes) -> Module:
     """Rows of the local experts → [T, h], summed for each token."""
     routing = Routing(shapes)
     arrived = arrivals(routing)

@@ -16,11 +16,11 @@ from analyzer.modules.moe.router import router
 from analyzer.modules.moe.routing import LATENT_ROWS, SHARED_GRADIENT, Routing, shared_output
 from analyzer.modules.moe.shared_experts import overlapped_gate, shared_experts, unquantized_activation
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Module, Parameter, Tensor
 
 
-def moe_layer(shapes: Shapes) -> Module:
+def moe_layer(shapes: ExpertShapes) -> Module:
     """[s, b, h] → [s, b, h], after a separate norm; under a checkpoint with `--recompute-modules moe`."""
     routing = Routing(shapes)
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
@@ -92,7 +92,7 @@ def _referencing(tensors: tuple[Tensor, ...], module: Module) -> Module:
     return replace(module, forward_workspace=(*module.forward_workspace, *tensors)) if tensors else module
 
 
-def _latent_projections(shapes: Shapes) -> tuple[Module, ...]:
+def _latent_projections(shapes: ExpertShapes) -> tuple[Module, ...]:
     """h → latent before dispatch, and latent → h after combine, unsharded on every rank."""
     routing = Routing(shapes)
     latent, h = routing.moe.latent_size, shapes.model.hidden_size

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import Routing, shared_output
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor
 
 
-def router(shapes: Shapes) -> Module:
+def router(shapes: ExpertShapes) -> Module:
     """Token → its k experts and their weights. Saves its input, and what top-k and softmax need for backward."""
     routing = Routing(shapes)
     moe = routing.moe

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from analyzer.modules.quantized import align_size
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Collective, Module, Tensor
 from analyzer.specs import FlexSpec, MoeSpec
 from analyzer.units import round_up
@@ -45,7 +45,7 @@ SHARED_GRADIENT: Final = "gradient for the shared experts"
 class Routing:
     """Sizes of routed tokens. Routing is balanced except for `--info-moe-imbalance`, which scales the rows of the experts."""
 
-    shapes: Shapes
+    shapes: ExpertShapes
 
     @property
     def moe(self) -> MoeSpec:

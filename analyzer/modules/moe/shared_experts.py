@@ -14,12 +14,12 @@ from analyzer.modules.linear import at_weight_gradient, column_collectives, row_
 from analyzer.modules.mlp import saved_by_gate, saves_half
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input, saves_original_input
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor, for_weight, total_bytes
 from analyzer.specs import MoeSpec
 
 
-def shared_experts(shapes: Shapes) -> Module:
+def shared_experts(shapes: ExpertShapes) -> Module:
     """A dense block in addition to the routed experts, on the same input, split over tensor-parallel ranks like an MLP."""
     parts, routing = _Parts.of(shapes), Routing(shapes)
     inside: tuple[Module, ...] = (_fc1(parts), _activation(parts), _fc2(parts))
@@ -54,7 +54,7 @@ _INPUT: Final = "input of the shared experts"
 class _Parts(NamedTuple):
     """Sizes that the linear layers of the shared experts have in common."""
 
-    shapes: Shapes
+    shapes: ExpertShapes
     moe: MoeSpec
     full: int
     """Width of all shared experts."""
@@ -68,7 +68,7 @@ class _Parts(NamedTuple):
     """Path of the module that calls the layers."""
 
     @classmethod
-    def of(cls, shapes: Shapes) -> _Parts:
+    def of(cls, shapes: ExpertShapes) -> _Parts:
         """The sizes for a model with shared experts."""
         moe = Routing(shapes).moe
         assert moe.shared_ffn_hidden_size is not None
@@ -173,7 +173,7 @@ def _fc2_workspaces(parts: _Parts, read: Tensor) -> tuple[tuple[Tensor, ...], tu
     )
 
 
-def overlapped_fc2(shapes: Shapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def overlapped_fc2(shapes: ExpertShapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Tensors of fc2 in its forward and its backward, if both run in the combine (`linear_fc2_forward`)."""
     if not Routing(shapes).moe.shared_overlap:
         return (), ()
@@ -182,7 +182,7 @@ def overlapped_fc2(shapes: Shapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ..
     return tuple(replace(each, name=f"{each.name} of the shared experts") for each in forward), backward
 
 
-def unquantized_activation(shapes: Shapes) -> tuple[Tensor, ...]:
+def unquantized_activation(shapes: ExpertShapes) -> tuple[Tensor, ...]:
     """The 16-bit input of an overlapped fc2, or its gradient, beyond the quantized copies of the input.
 
     fc2 saves the copies when the tokens are combined. `linear_fc1_forward_and_act` keeps the input in an attribute until then. In
@@ -197,7 +197,7 @@ def unquantized_activation(shapes: Shapes) -> tuple[Tensor, ...]:
     return (Tensor(name="16-bit activation of the shared experts", shape=(extra,), dtype="fp8"),) if extra > 0 else ()
 
 
-def overlapped_gate(shapes: Shapes) -> Module:
+def overlapped_gate(shapes: ExpertShapes) -> Module:
     """The gate with `--moe-shared-expert-overlap`: `combine_postprocess` of the dispatcher calls it (`get_output`)."""
     return _gate(_Parts.of(shapes))
 
@@ -223,7 +223,7 @@ def _gate(parts: _Parts) -> Module:
     )
 
 
-def _shared_output_gradient(shapes: Shapes) -> tuple[Tensor, ...]:
+def _shared_output_gradient(shapes: ExpertShapes) -> tuple[Tensor, ...]:
     """The full gradient of the shared experts' output. Its shard is the gradient of the layer's output."""
     if not shapes.sp:
         return output_gradient(shapes, shapes.hidden("output gradient"))

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from analyzer.modules.inputs import ModuleInputs, module_inputs
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.inputs import ExpertInputs, LayerInputs, module_inputs
+from analyzer.modules.moe.routing import Routing
+from analyzer.modules.shapes import ExpertShapes, Shapes
 from analyzer.modules.tree import Part
 from analyzer.specs import TrainingJob
 from analyzer.time.work.kernels import Precision
@@ -20,7 +21,7 @@ PRECISIONS: Final[dict[str, Precision]] = {"fp32": "32", "fp16": "16", "bf16": "
 class WorkContext:
     """Inputs of the kernel formulas. It is the cache key of the kernels of a module."""
 
-    inputs: ModuleInputs
+    inputs: LayerInputs
     gradients: str
     """Element type of the gradient buffers."""
     chunks: int = 1
@@ -37,6 +38,12 @@ class WorkContext:
     def shapes(self) -> Shapes:
         """The shapes of the modules of a rank."""
         return Shapes(self.inputs)
+
+    @cached_property
+    def routing(self) -> Routing:
+        """The routing of a MoE layer."""
+        assert isinstance(self.inputs, ExpertInputs), "the context is that of a MoE layer"
+        return Routing(ExpertShapes(self.inputs))
 
     def of_part(self, part: Part) -> WorkContext:
         """The context of the modules of a part of a T5."""

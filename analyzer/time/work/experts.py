@@ -13,7 +13,7 @@ from analyzer.units import DTYPE_BYTES
 
 def router(context: WorkContext) -> Work:
     """Scores of all experts for each token, top-k, probabilities and the auxiliary loss."""
-    routing = Routing(context.shapes)
+    routing = context.routing
     tokens, experts, hidden = routing.tokens, routing.moe.num_experts, context.inputs.model.hidden_size
     precision = "32" if routing.moe.router_dtype else context.precision
     # Transformer Engine multiplies operands in 16 bit to fp32
@@ -42,7 +42,7 @@ def shared_gate(context: WorkContext) -> Work:
 
     The backward multiplies twice (10 bytes for each element), sums (2), and adds the gradient of the gate's input (6).
     """
-    tokens, hidden = Routing(context.shapes).tokens, context.inputs.model.hidden_size
+    tokens, hidden = context.routing.tokens, context.inputs.model.hidden_size
     size = float(tokens * hidden)
 
     def gemm(name: str, m: int, n: int, k: int, *, of_weight: bool = False) -> Gemm:
@@ -66,7 +66,7 @@ def permutation(context: WorkContext, *, dispatch: bool) -> Work:
     zeros. Shared experts add their output, and their gradient, to that of the experts. Sources: moe_utils.py and
     token_dispatcher.py of core/transformer/moe (0.16.1).
     """
-    routing = Routing(context.shapes)
+    routing = context.routing
     moe = routing.moe
     arrives = moe.dispatcher != "alltoall"
     rows, tokens = (routing.rows, _arrived_tokens(routing)) if arrives else (routing.sent, routing.tokens)
@@ -100,7 +100,7 @@ def padding(module: Module, context: WorkContext) -> Work:
 
     Source: `quantization_padding` and `quantization_unpadding` of `TEGroupedMLP` (0.16.1).
     """
-    routing = Routing(context.shapes)
+    routing = context.routing
     if not (routing.pads and routing.moe.grouped_gemm):
         return NO_WORK
     name = "padding" if module.kind is not ModuleKind.FC2 else "removal of padding"
@@ -118,7 +118,7 @@ def expert_biases(module: Module, context: WorkContext) -> Work:
     """
     if not any(each.name == "bias" for each in module.parameters):
         return NO_WORK
-    routing = Routing(context.shapes)
+    routing = context.routing
     experts, rows = routing.local_experts, routing.multiplied_rows
     if module.kind is not ModuleKind.FC2:
         width = next(each.shape[-1] for each in module.parameters if each.name == "bias")

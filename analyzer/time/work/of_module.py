@@ -57,8 +57,8 @@ def _feed_forward(module: Module, context: WorkContext) -> Work:
     weight = weight_of(module)
     if weight.sharding != "expert":
         return linear(module, context)
-    shapes = context.shapes if weight.quantized else context.shapes.in_16_bit
-    products = grouped_linear(module, context, rows=Routing(shapes).multiplied_rows)
+    routing = context.routing if weight.quantized else Routing(context.routing.shapes.in_16_bit)
+    products = grouped_linear(module, context, rows=routing.multiplied_rows)
     return joined(products, experts.expert_biases(module, context), experts.padding(module, context))
 
 
