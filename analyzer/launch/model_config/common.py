@@ -14,6 +14,8 @@ from analyzer.launch.model_config.configuration import GELU, SILU, Configuration
 
 Option = tuple[str, ...]
 """An option of Megatron-LM and its values."""
+Part = tuple[list[Option], tuple[str, ...]]
+"""The options of a part of a model, and notes about what they do not express."""
 ROPE_BASE: Final = 10000
 
 
@@ -43,6 +45,40 @@ def rotary_model(config: Configuration, *options: Iterable[Option], notes: Itera
         vocabulary=config.integer("vocab_size"),
         positions=config.integer("max_position_embeddings", 2048),
         notes=(*notes, *_rope_notes(config)),
+    )
+
+
+def llama_model(
+    config: Configuration,
+    *options: Iterable[Option],
+    sized: list[Option] | None = None,
+    activation: Part | None = None,
+    normed: list[Option] | None = None,
+    rotated: list[Option] | None = None,
+    linear: Part | None = None,
+    tied: bool = False,
+    hidden_dropout: float = 0,
+    attention_dropout: float = 0,
+    notes: Iterable[str] = (),
+) -> MegatronModel:
+    """A model with the parts of Llama. An argument replaces a part, `options` follow them.
+
+    Defaults: `sizes`, `gate`, `rms_norm`, `rope`, and biases of attention by `attention_bias`. `tied` and `attention_dropout` are
+    the values if these fields are missing.
+    """
+    biased, of_biases = biases(config, attention=attention_biases(config), ffn=False) if linear is None else linear
+    activated, of_activation = gate(config) if activation is None else activation
+    return rotary_model(
+        config,
+        sizes(config) if sized is None else sized,
+        activated,
+        rms_norm(config) if normed is None else normed,
+        rope(config) if rotated is None else rotated,
+        biased,
+        embeddings(config, tied=tied),
+        dropout(attention=config.number("attention_dropout", attention_dropout), hidden=hidden_dropout),
+        *options,
+        notes=(*of_biases, *of_activation, *notes),
     )
 
 
@@ -97,7 +133,7 @@ def _rope_notes(config: Configuration) -> tuple[str, ...]:
     return (f"{config.name}: its {kind} scaling of rotary positions is left out; the angles differ, the memory does not.",)
 
 
-def gate(config: Configuration) -> tuple[list[Option], tuple[str, ...]]:
+def gate(config: Configuration) -> Part:
     """The option for a gated FFN with the activation in hidden_act, SiLU if it is missing; a note if another one stands for it.
 
     The gates of Megatron-LM have the same shapes and save the same tensors.
@@ -111,7 +147,7 @@ def gate(config: Configuration) -> tuple[list[Option], tuple[str, ...]]:
     return [(option,)], (f"{config.name}: {option} stands for its gate with {activation}; the shapes are equal.",)
 
 
-def no_gate(config: Configuration, *keys: str, default: str) -> tuple[list[Option], tuple[str, ...]]:
+def no_gate(config: Configuration, *keys: str, default: str) -> Part:
     """The option for the activation of a FFN without a gate; a note if Megatron-LM has no option for it."""
     activation = config.activation(*keys, default=default)
     if activation == "relu2":
@@ -146,14 +182,18 @@ def attention_biases(config: Configuration) -> Literal["none", "all"]:
     return "all" if config.flag("attention_bias", False) else "none"
 
 
-def biases(config: Configuration, *, attention: Literal["none", "qkv", "all"], ffn: bool) -> tuple[list[Option], tuple[str, ...]]:
+NO_BIASES: Final[Part] = ([("--disable-bias-linear",)], ())
+QK_NORMS: Final[Option] = ("--qk-layernorm",)
+
+
+def biases(config: Configuration, *, attention: Literal["none", "qkv", "all"], ffn: bool) -> Part:
     """Biases of the linear layers, and a note if Megatron cannot express them: its flag covers all but the q, k, v projection."""
     if attention == "all" and ffn:
         return [], ()
     if ffn:
         raise config.not_expressible("biases in its FFN and none in its attention")
     if attention == "none":
-        return [("--disable-bias-linear",)], ()
+        return NO_BIASES
     options: list[Option] = [("--disable-bias-linear",), ("--add-qkv-bias",)]
     if attention == "qkv":
         return options, ()

@@ -6,17 +6,16 @@ Source of the fields and modules: src/transformers/models/*/modeling_*.py of tra
 from __future__ import annotations
 
 from analyzer.launch.model_config.common import (
+    NO_BIASES,
+    QK_NORMS,
     MegatronModel,
     attention_biases,
     biases,
-    dropout,
-    embeddings,
-    gate,
     layer_norm,
+    llama_model,
     no_gate,
     rms_norm,
     rope,
-    rotary_model,
     sizes,
     window,
 )
@@ -25,19 +24,7 @@ from analyzer.launch.model_config.configuration import GELU, Configuration
 
 def llama(config: Configuration) -> MegatronModel:
     """Llama 1 to 3.3, and models with the same class."""
-    linear, notes = biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False))
-    gated, of_gate = gate(config)
-    return rotary_model(
-        config,
-        sizes(config),
-        gated,
-        rms_norm(config),
-        rope(config),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        notes=(*notes, *of_gate),
-    )
+    return llama_model(config, linear=biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False)))
 
 
 def granite(config: Configuration) -> MegatronModel:
@@ -49,36 +36,17 @@ def mistral(config: Configuration) -> MegatronModel:
     """Mistral: every layer has the sliding window, 4096 tokens if the field is missing."""
     size = config.optional("sliding_window") if "sliding_window" in config.values else 4096
     layers = (True,) * config.integer("num_hidden_layers")
-    gated, notes = gate(config)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config, groups=config.integer("num_key_value_heads", 8)),
-        gated,
-        rms_norm(config),
-        rope(config),
-        [("--disable-bias-linear",)],
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
         window(config, layers, size=size),
-        notes=notes,
+        sized=sizes(config, groups=config.integer("num_key_value_heads", 8)),
+        linear=NO_BIASES,
     )
 
 
 def qwen2(config: Configuration) -> MegatronModel:
     """Qwen 1.5, 2 and 2.5: biases of q, k, v alone. Layers from max_window_layers on have a window if it is switched on."""
-    gated, notes = gate(config)
-    return rotary_model(
-        config,
-        sizes(config),
-        gated,
-        rms_norm(config),
-        rope(config),
-        [("--disable-bias-linear",), ("--add-qkv-bias",)],
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        _qwen_window(config),
-        notes=notes,
-    )
+    return llama_model(config, _qwen_window(config), linear=([("--disable-bias-linear",), ("--add-qkv-bias",)], ()))
 
 
 def _qwen_window(config: Configuration) -> list[tuple[str, ...]]:
@@ -92,21 +60,8 @@ def _qwen_window(config: Configuration) -> list[tuple[str, ...]]:
 
 def qwen3(config: Configuration) -> MegatronModel:
     """Qwen 3: norms of q and k in each head, no biases. The head size is 128 if the field is missing."""
-    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
-    gated, of_gate = gate(config)
-    return rotary_model(
-        config,
-        sizes(with_head_size(config, 128)),
-        gated,
-        [("--qk-layernorm",)],
-        rms_norm(config),
-        rope(config),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        _qwen_window(config),
-        notes=(*notes, *of_gate),
-    )
+    config = with_head_size(config, 128)
+    return llama_model(config, _qwen_window(config), normed=[QK_NORMS, *rms_norm(config)])
 
 
 def with_head_size(config: Configuration, default: int) -> Configuration:
@@ -118,72 +73,52 @@ def gemma(config: Configuration) -> MegatronModel:
     """Gemma 1. The command line of Megatron-LM has no GELU gate; --quick-geglu has the same shapes."""
     activation = config.activation("hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
     kind = "GELU" if activation in GELU else activation
-    return rotary_model(
-        config,
-        sizes(with_head_size(config, 256)),
-        [("--quick-geglu",)],
-        rms_norm(config),
-        [("--apply-layernorm-1p",)],
-        rope(config),
-        [("--disable-bias-linear",)],
-        embeddings(config, tied=True),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        notes=(
-            f"{config.name}: --quick-geglu stands for its gate with {kind}, and its scaling of the embedding is left out; "
-            "the shapes are equal.",
-        ),
+    note = (
+        f"{config.name}: --quick-geglu stands for its gate with {kind}, and its scaling of the embedding is left out; "
+        "the shapes are equal."
+    )
+    return llama_model(
+        with_head_size(config, 256),
+        activation=([("--quick-geglu",)], (note,)),
+        normed=[*rms_norm(config), ("--apply-layernorm-1p",)],
+        linear=NO_BIASES,
+        tied=True,
     )
 
 
 def phi3(config: Configuration) -> MegatronModel:
     """Phi 3 and 4: every layer has the sliding window."""
     layers = (True,) * config.integer("num_hidden_layers")
-    gated, notes = gate(config)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config),
-        gated,
-        rms_norm(config, default=1e-5),
-        rope(config),
-        [("--disable-bias-linear",)],
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=config.number("resid_pdrop", 0)),
         window(config, layers, size=config.optional("sliding_window")),
-        notes=notes,
+        normed=rms_norm(config, default=1e-5),
+        linear=NO_BIASES,
+        hidden_dropout=config.number("resid_pdrop", 0),
     )
 
 
 def starcoder2(config: Configuration) -> MegatronModel:
     """StarCoder2: LayerNorm, GELU and biases."""
     layers = (True,) * config.integer("num_hidden_layers")
-    activation, notes = no_gate(config, "hidden_act", default="gelu_pytorch_tanh")
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config, groups=config.integer("num_key_value_heads", 2)),
-        activation,
-        layer_norm(config, key="norm_epsilon"),
-        rope(config),
-        [] if config.flag("use_bias", True) else [("--disable-bias-linear",)],
-        embeddings(config, tied=True),
-        dropout(attention=config.number("attention_dropout", 0), hidden=config.number("residual_dropout", 0)),
         window(config, layers, size=config.optional("sliding_window")),
-        notes=notes,
+        sized=sizes(config, groups=config.integer("num_key_value_heads", 2)),
+        activation=no_gate(config, "hidden_act", default="gelu_pytorch_tanh"),
+        normed=layer_norm(config, key="norm_epsilon"),
+        linear=([], ()) if config.flag("use_bias", True) else NO_BIASES,
+        tied=True,
+        hidden_dropout=config.number("residual_dropout", 0),
     )
 
 
 def nemotron(config: Configuration) -> MegatronModel:
     """Nemotron-4 and Minitron: squared ReLU, and LayerNorm with a weight around zero."""
-    linear, notes = biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False))
-    activation, of_activation = no_gate(config, "hidden_act", default="relu2")
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config),
-        activation,
-        layer_norm(config, key="norm_eps"),
-        [("--apply-layernorm-1p",)],
-        rope(config, share=0.5),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        notes=(*notes, *of_activation),
+        activation=no_gate(config, "hidden_act", default="relu2"),
+        normed=[*layer_norm(config, key="norm_eps"), ("--apply-layernorm-1p",)],
+        rotated=rope(config, share=0.5),
+        linear=biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False)),
     )

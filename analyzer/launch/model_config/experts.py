@@ -8,16 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analyzer.launch.model_config.common import (
+    NO_BIASES,
+    QK_NORMS,
     MegatronModel,
     Option,
     biases,
-    dropout,
-    embeddings,
-    gate,
+    llama_model,
     pattern,
     rms_norm,
     rope,
-    rotary_model,
     sizes,
     window,
 )
@@ -66,20 +65,14 @@ def mixtral(config: Configuration) -> MegatronModel:
         ffn=config.integer("intermediate_size"),
         layers=layers,
     )
-    gated, notes = gate(config)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config, groups=config.integer("num_key_value_heads", 8)),
-        gated,
-        rms_norm(config, default=1e-5),
-        rope(config),
-        [("--disable-bias-linear",)],
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
         window(config, layers, size=config.optional("sliding_window")),
         experts.options(),
         balancing(config),
-        notes=notes,
+        sized=sizes(config, groups=config.integer("num_key_value_heads", 8)),
+        normed=rms_norm(config, default=1e-5),
+        linear=NO_BIASES,
     )
 
 
@@ -89,28 +82,21 @@ def qwen_moe(config: Configuration) -> MegatronModel:
     config = with_head_size(config, 128) if third else config
     if config.flag("use_sliding_window", False):
         raise config.not_expressible("sliding windows in a part of its MoE layers")
-    gated, notes = gate(config)
-    return rotary_model(
+    experts = Experts(
+        count=config.integer("num_experts", config.optional("num_local_experts")),
+        topk=config.integer("num_experts_per_tok"),
+        ffn=config.integer("moe_intermediate_size"),
+        layers=qwen_layers(config),
+        shared=None if third else config.integer("shared_expert_intermediate_size"),
+    )
+    return llama_model(
         config,
-        sizes(config),
-        gated,
-        [("--disable-bias-linear",)],
-        [("--qk-layernorm",)] if third else [("--add-qkv-bias",)] if config.flag("qkv_bias", True) else [],
-        rms_norm(config),
-        rope(config),
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        Experts(
-            count=config.integer("num_experts", config.optional("num_local_experts")),
-            topk=config.integer("num_experts_per_tok"),
-            ffn=config.integer("moe_intermediate_size"),
-            layers=qwen_layers(config),
-            shared=None if third else config.integer("shared_expert_intermediate_size"),
-        ).options(),
+        [QK_NORMS] if third else [("--add-qkv-bias",)] if config.flag("qkv_bias", True) else [],
+        experts.options(),
         [] if third else [("--moe-shared-expert-gate",)],
         [] if config.flag("norm_topk_prob", False) else [("--moe-router-pre-softmax",)],
         balancing(config),
-        notes=notes,
+        linear=NO_BIASES,
     )
 
 
@@ -138,41 +124,30 @@ def gpt_oss(config: Configuration) -> MegatronModel:
     if not config.flag("attention_bias", True):
         raise config.not_expressible("biases in its experts and none in its attention")
     config.activation("hidden_act", default="silu")  # the model class does not use it
-    return rotary_model(
+    clamp = f"{config.number('swiglu_limit', 7):g}"
+    return llama_model(
         config,
-        sizes(with_head_size(config, 64), groups=config.integer("num_key_value_heads", 8)),
-        [
-            ("--quick-geglu",),
-            ("--activation-func-clamp-value", f"{config.number('swiglu_limit', 7):g}"),
-            ("--glu-linear-offset", "1"),
-        ],
-        rms_norm(config, default=1e-5),
-        rope(config),
-        embeddings(config, tied=False),
-        [*dropout(attention=config.number("attention_dropout", 0), hidden=0), ("--no-bias-dropout-fusion",)],
-        [("--softmax-type", "learnable")],
+        [("--no-bias-dropout-fusion",), ("--softmax-type", "learnable")],
         window(config, windowed, size=config.optional("sliding_window")),
         experts.options(),
+        sized=sizes(with_head_size(config, 64), groups=config.integer("num_key_value_heads", 8)),
+        activation=([("--quick-geglu",), ("--activation-func-clamp-value", clamp), ("--glu-linear-offset", "1")], ()),
+        normed=rms_norm(config, default=1e-5),
+        linear=([], ()),
     )
 
 
 def glm4_moe(config: Configuration) -> MegatronModel:
     """GLM-4.5 to 4.7: biases of q, k, v alone, shared experts, sigmoid scores with a correction bias."""
-    linear, _ = biases(config, attention="qkv" if config.flag("attention_bias", False) else "none", ffn=False)
-    gated, notes = gate(config)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(with_head_size(config, 128), groups=config.integer("num_key_value_heads", 8)),
-        gated,
-        [("--qk-layernorm",)] if config.flag("use_qk_norm", False) else [],
-        rms_norm(config, default=1e-5),
-        rope(config, share=0.5),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
         deepseek_experts(config).options(),
         sigmoid_router(config),
-        notes=(*notes, *mtp_note(config)),
+        sized=sizes(with_head_size(config, 128), groups=config.integer("num_key_value_heads", 8)),
+        normed=[*([QK_NORMS] if config.flag("use_qk_norm", False) else []), *rms_norm(config, default=1e-5)],
+        rotated=rope(config, share=0.5),
+        linear=biases(config, attention="qkv" if config.flag("attention_bias", False) else "none", ffn=False),
+        notes=mtp_note(config),
     )
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import Final
 
 from analyzer.launch.model_config.common import (
+    NO_BIASES,
     MegatronModel,
     Option,
     dropout,
     embeddings,
     layer_norm,
+    llama_model,
     no_gate,
     rope,
-    rotary_model,
     sizes,
 )
 from analyzer.launch.model_config.configuration import Configuration
@@ -82,17 +83,13 @@ def gpt_neox(config: Configuration) -> MegatronModel:
     if not config.flag("attention_bias", True):
         raise config.not_expressible("biases in its FFN and none in its attention")
     share = config.number("rotary_pct", 0.25)
-    dropped = config.number("hidden_dropout", 0)
-    activation, notes = no_gate(config, "hidden_act", default="gelu")
-    model = rotary_model(
+    model = llama_model(
         config,
-        sizes(config),
-        activation,
-        layer_norm(config, key="layer_norm_eps"),
-        rope(config, share=share, base="rotary_emb_base"),
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=dropped),
-        notes=notes,
+        activation=no_gate(config, "hidden_act", default="gelu"),
+        normed=layer_norm(config, key="layer_norm_eps"),
+        rotated=rope(config, share=share, base="rotary_emb_base"),
+        linear=([], ()),
+        hidden_dropout=config.number("hidden_dropout", 0),
     )
     return model.noting(_in_sequence(config)) if config.flag("use_parallel_residual", True) else model
 
@@ -113,17 +110,14 @@ def falcon(config: Configuration) -> MegatronModel:
     groups = config.integer("num_kv_heads", heads) if new else 1 if config.flag("multi_query", True) else heads
     parallel = new or config.flag("parallel_attn", True)
     norms = (config.integer("num_ln_in_parallel_attn", 2) if new else 1) if parallel else 2
-    activation, notes = no_gate(config, "activation", default="gelu")
-    model = rotary_model(
+    model = llama_model(
         config,
-        sizes(config, groups=groups, ffn=config.integer("ffn_hidden_size", 4 * hidden)),
-        activation,
-        layer_norm(config),
-        rope(config),
-        [] if config.flag("bias", False) else [("--disable-bias-linear",)],
-        embeddings(config, tied=True),
-        dropout(attention=config.number("attention_dropout", 0), hidden=config.number("hidden_dropout", 0)),
-        notes=notes,
+        sized=sizes(config, groups=groups, ffn=config.integer("ffn_hidden_size", 4 * hidden)),
+        activation=no_gate(config, "activation", default="gelu"),
+        normed=layer_norm(config),
+        linear=([], ()) if config.flag("bias", False) else NO_BIASES,
+        tied=True,
+        hidden_dropout=config.number("hidden_dropout", 0),
     )
     if parallel:
         model = model.noting(_in_sequence(config))

@@ -8,14 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.launch.model_config.common import (
+    NO_BIASES,
     MegatronModel,
     Option,
-    dropout,
-    embeddings,
-    gate,
-    rms_norm,
+    llama_model,
     rope,
-    rotary_model,
     sizes,
     yarn_scaling,
 )
@@ -59,25 +56,18 @@ def deepseek_sparse(config: Configuration) -> MegatronModel:
 def _deepseek(config: Configuration, *, router: list[Option]) -> MegatronModel:
     if config.flag("attention_bias", False):
         raise config.not_expressible("biases in its multi-latent attention")
-    gated, notes = gate(config)
     heads = config.integer("num_attention_heads")
     # latent attention does not use it; Megatron refuses heads that do not divide the hidden size without it
     head = config.integer("v_head_dim") if config.integer("hidden_size") % heads else None
     plain = Configuration({**config.values, "head_dim": head}, config.name)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(plain, groups=heads),
-        _latent_attention(config),
-        gated,
-        rms_norm(config),
-        rope(config),
-        _scaling(config),
-        [("--disable-bias-linear",)],
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
         deepseek_experts(config).options(),
         router,
-        notes=(*notes, *mtp_note(config)),
+        sized=[*sizes(plain, groups=heads), *_latent_attention(config)],
+        rotated=[*rope(config), *_scaling(config)],
+        linear=NO_BIASES,
+        notes=mtp_note(config),
     )
 
 

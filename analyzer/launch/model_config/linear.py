@@ -8,15 +8,14 @@ from __future__ import annotations
 from typing import Final
 
 from analyzer.launch.model_config.common import (
+    NO_BIASES,
+    QK_NORMS,
     MegatronModel,
     Option,
-    dropout,
-    embeddings,
-    gate,
+    llama_model,
     pattern,
     rms_norm,
     rope,
-    rotary_model,
     sizes,
 )
 from analyzer.launch.model_config.configuration import Configuration
@@ -84,20 +83,15 @@ def _gated_delta_net(config: Configuration, feed_forward: list[Option], *, ffn: 
     if config.flag("attention_bias", False):
         raise config.not_expressible("biases in its full attention and none in its linear attention")
     config = with_head_size(config, 256)
-    gated, notes = gate(config)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config, groups=config.integer("num_key_value_heads", 2), ffn=ffn),
-        gated,
-        [("--disable-bias-linear",), ("--qk-layernorm",), ("--attention-output-gate",)],
-        rms_norm(config),
-        [("--apply-layernorm-1p",)],
-        rope(config, share=0.25),
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
+        [QK_NORMS, ("--attention-output-gate",)],
         _linear_attention(config),
         feed_forward,
-        notes=notes,
+        sized=sizes(config, groups=config.integer("num_key_value_heads", 2), ffn=ffn),
+        normed=[*rms_norm(config), ("--apply-layernorm-1p",)],
+        rotated=rope(config, share=0.25),
+        linear=NO_BIASES,
     )
 
 

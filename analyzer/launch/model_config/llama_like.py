@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 from analyzer.launch.model_config.common import (
+    NO_BIASES,
+    QK_NORMS,
     MegatronModel,
     Option,
     attention_biases,
@@ -17,6 +19,7 @@ from analyzer.launch.model_config.common import (
     embeddings,
     gate,
     layer_norm,
+    llama_model,
     no_gate,
     rms_norm,
     rope,
@@ -34,18 +37,12 @@ def seed_oss(config: Configuration) -> MegatronModel:
     if output and not inputs:
         raise config.not_expressible("a bias in the output projection of its attention alone")
     kind: Literal["none", "qkv", "all"] = "all" if output else "qkv" if inputs else "none"
-    linear, notes = biases(config, attention=kind, ffn=config.flag("mlp_bias", False))
-    gated, of_gate = gate(config)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(with_head_size(config, 128), groups=config.integer("num_key_value_heads", 8)),
-        gated,
-        rms_norm(config),
-        rope(config),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0.1), hidden=config.number("residual_dropout", 0.1)),
-        notes=(*notes, *of_gate),
+        sized=sizes(with_head_size(config, 128), groups=config.integer("num_key_value_heads", 8)),
+        linear=biases(config, attention=kind, ffn=config.flag("mlp_bias", False)),
+        attention_dropout=0.1,
+        hidden_dropout=config.number("residual_dropout", 0.1),
     )
 
 
@@ -53,18 +50,12 @@ def smollm3(config: Configuration) -> MegatronModel:
     """SmolLM3: no rotary positions in every fourth layer."""
     if config.flag("use_sliding_window", False):
         raise config.not_expressible("sliding windows in a part of its layers")
-    linear, notes = biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False))
-    gated, of_gate = gate(config)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config, groups=config.integer("num_key_value_heads", 4)),
-        gated,
-        rms_norm(config),
-        rope(config),
-        linear,
-        embeddings(config, tied=True),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        notes=(*notes, *of_gate, without_positions(config)),
+        sized=sizes(config, groups=config.integer("num_key_value_heads", 4)),
+        linear=biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False)),
+        tied=True,
+        notes=(without_positions(config),),
     )
 
 
@@ -75,37 +66,17 @@ def without_positions(config: Configuration) -> str:
 
 def arcee(config: Configuration) -> MegatronModel:
     """Arcee: squared ReLU without a gate."""
-    linear, notes = biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False))
-    activation, of_activation = no_gate(config, "hidden_act", default="relu2")
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config),
-        activation,
-        rms_norm(config, default=1e-5),
-        rope(config),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        notes=(*notes, *of_activation),
+        activation=no_gate(config, "hidden_act", default="relu2"),
+        normed=rms_norm(config, default=1e-5),
+        linear=biases(config, attention=attention_biases(config), ffn=config.flag("mlp_bias", False)),
     )
 
 
 def hunyuan_dense(config: Configuration) -> MegatronModel:
     """Hunyuan: norms of q and k in each head, after the rotary positions."""
-    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
-    gated, of_gate = gate(config)
-    return rotary_model(
-        config,
-        sizes(config),
-        gated,
-        [("--qk-layernorm",)],
-        rms_norm(config, default=1e-5),
-        rope(config),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        notes=(*notes, *of_gate),
-    )
+    return llama_model(config, normed=[QK_NORMS, *rms_norm(config, default=1e-5)])
 
 
 def ernie(config: Configuration) -> MegatronModel:
@@ -130,18 +101,12 @@ def ministral(config: Configuration) -> MegatronModel:
     kinds = config.get("layer_types")
     named = isinstance(kinds, list) and len(kinds) == count
     layers = tuple(kind == "sliding_attention" for kind in kinds) if isinstance(kinds, list) and named else (True,) * count
-    gated, notes = gate(config)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config, groups=config.integer("num_key_value_heads", 8)),
-        gated,
-        rms_norm(config, default=1e-5),
-        rope(config),
-        [("--disable-bias-linear",)],
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
         window(config, layers, size=config.optional("sliding_window")),
-        notes=notes,
+        sized=sizes(config, groups=config.integer("num_key_value_heads", 8)),
+        normed=rms_norm(config, default=1e-5),
+        linear=NO_BIASES,
     )
 
 
@@ -154,15 +119,10 @@ def stablelm(config: Configuration) -> MegatronModel:
     linear: list[Option] = [("--disable-bias-linear",)]
     if config.flag("use_qkv_bias", False):
         linear.append(("--add-qkv-bias",))
-    gated, notes = gate(config)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config),
-        gated,
-        layer_norm(config, key="layer_norm_eps"),
-        rope(config, share=0.25),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=config.number("hidden_dropout", 0)),
-        notes=notes,
+        normed=layer_norm(config, key="layer_norm_eps"),
+        rotated=rope(config, share=0.25),
+        linear=(linear, ()),
+        hidden_dropout=config.number("hidden_dropout", 0),
     )

@@ -7,13 +7,15 @@ granitemoeshared,llama4,olmoe,minimax_m2}/ of transformers 5.24.0.
 from __future__ import annotations
 
 from analyzer.launch.model_config.common import (
+    NO_BIASES,
+    QK_NORMS,
     MegatronModel,
     Option,
-    attention_biases,
-    biases,
+    Part,
     dropout,
     embeddings,
     gate,
+    llama_model,
     rms_norm,
     rope,
     rotary_model,
@@ -67,7 +69,6 @@ def hunyuan_moe(config: Configuration) -> MegatronModel:
     chosen = topk if isinstance(topk, list) else [topk]
     if not chosen or any(each != chosen[0] for each in chosen):
         raise config.not_expressible("other numbers of chosen experts in some layers")
-    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
     width = config.integer("intermediate_size")
     experts = Experts(
         count=config.integer("num_experts"),
@@ -76,20 +77,7 @@ def hunyuan_moe(config: Configuration) -> MegatronModel:
         layers=(True,) * config.integer("num_hidden_layers"),
         shared=width,
     )
-    gated, of_gate = gate(config)
-    return rotary_model(
-        config,
-        sizes(config),
-        gated,
-        [("--qk-layernorm",)],
-        rms_norm(config, default=1e-5),
-        rope(config),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        experts.options(),
-        notes=(*notes, *of_gate),
-    )
+    return llama_model(config, experts.options(), normed=[QK_NORMS, *rms_norm(config, default=1e-5)])
 
 
 def dots(config: Configuration) -> MegatronModel:
@@ -116,27 +104,18 @@ def solar(config: Configuration) -> MegatronModel:
 
 
 def _deepseek_experts(config: Configuration, norms: list[Option], *, groups: int, experts: Experts) -> MegatronModel:
-    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
-    gated, of_gate = gate(config)
-    return rotary_model(
+    return llama_model(
         config,
-        sizes(config, groups=config.integer("num_key_value_heads", groups)),
-        gated,
-        norms,
-        rms_norm(config),
-        rope(config),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
         experts.options(),
         sigmoid_router(config),
-        notes=(*notes, *of_gate, *mtp_note(config)),
+        sized=sizes(config, groups=config.integer("num_key_value_heads", groups)),
+        normed=[*norms, *rms_norm(config)],
+        notes=mtp_note(config),
     )
 
 
 def granite_moe(config: Configuration) -> MegatronModel:
     """Granite 3 with experts in every layer, and with a shared one if it has a width."""
-    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
     experts = Experts(
         count=config.integer("num_local_experts", 8),
         topk=config.integer("num_experts_per_tok", 2),
@@ -144,20 +123,8 @@ def granite_moe(config: Configuration) -> MegatronModel:
         layers=(True,) * config.integer("num_hidden_layers"),
         shared=config.optional("shared_intermediate_size"),
     )
-    gated, of_gate = gate(config)
-    return rotary_model(
-        config,
-        sizes(config),
-        gated,
-        rms_norm(config),
-        rope(config),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        experts.options(),
-        balancing(config),
-        notes=(*notes, *of_gate, f"{config.name}: its multipliers are left out; they change values, not memory."),
-    )
+    note = f"{config.name}: its multipliers are left out; they change values, not memory."
+    return llama_model(config, experts.options(), balancing(config), notes=(note,))
 
 
 def llama4(config: Configuration) -> MegatronModel:
@@ -172,39 +139,30 @@ def llama4(config: Configuration) -> MegatronModel:
         layers=tuple(layer in chosen for layer in range(count)),
         shared=width,
     )
-    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
+    notes: tuple[str, ...] = (without_positions(config),)
     chunk = config.optional("attention_chunk_size")
     if chunk is not None:
         notes += (
             f"{config.name}: attention in chunks of {chunk} tokens in most layers is counted as attention to all tokens, "
             "which has the same memory and takes longer for longer sequences.",
         )
-    gated, of_gate = gate(config)
-    return rotary_model(
+    width_of_dense = config.integer("intermediate_size_mlp", 16384)
+    return llama_model(
         config,
-        sizes(with_head_size(config, 128), groups=config.integer("num_key_value_heads", 8),
-              ffn=config.integer("intermediate_size_mlp", 16384)),
-        gated,
-        [("--qk-l2-norm",)] if config.flag("use_qk_norm", True) else [],
-        rms_norm(config, default=1e-5),
-        rope(config),
-        linear,
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
         experts.options(),
         [("--moe-router-score-function", "sigmoid"), ("--moe-apply-probs-on-input",)],
         balancing(config),
-        notes=(*notes, *of_gate, without_positions(config)),
-    )  # fmt: skip
+        sized=sizes(with_head_size(config, 128), groups=config.integer("num_key_value_heads", 8), ffn=width_of_dense),
+        normed=[*([("--qk-l2-norm",)] if config.flag("use_qk_norm", True) else []), *rms_norm(config, default=1e-5)],
+        notes=notes,
+    )
 
 
 def olmoe(config: Configuration) -> MegatronModel:
     """OLMoE: norms of q and k over all heads, experts in every layer."""
-    linear, notes = biases(config, attention=attention_biases(config), ffn=False)
-    width = config.integer("intermediate_size")
+    experts = _every_layer(config, count=config.integer("num_experts", 64), width=config.integer("intermediate_size"))
     router: list[Option] = [] if config.flag("norm_topk_prob", False) else [("--moe-router-pre-softmax",)]
-    options = [*_every_layer(config, count=config.integer("num_experts", 64), width=width).options(), *router]
-    return _norms_over_heads(config, [*linear, *options, *balancing(config)], notes, share=1.0)
+    return _norms_over_heads(config, [*experts.options(), *router, *balancing(config)])
 
 
 def minimax_m2(config: Configuration) -> MegatronModel:
@@ -212,11 +170,12 @@ def minimax_m2(config: Configuration) -> MegatronModel:
     config = with_head_size(config, 128)
     head, rotated = config.integer("head_dim"), config.optional("rotary_dim")
     experts = _every_layer(config, count=config.integer("num_local_experts", 256), width=config.integer("intermediate_size"))
-    notes: tuple[str, ...] = ()
+    options = [*experts.options(), *sigmoid_router(config), *balancing(config)]
+    share = 1.0 if rotated is None else rotated / head
+    model = _norms_over_heads(config, options, rotated=rope(config, share=share), linear=NO_BIASES)
     if config.flag("use_mtp", False):
-        notes = (f"{config.name}: its MTP layers are left out, as in the model class of Hugging Face.",)
-    options: list[Option] = [("--disable-bias-linear",), *experts.options(), *sigmoid_router(config), *balancing(config)]
-    return _norms_over_heads(config, options, notes, share=1.0 if rotated is None else rotated / head)
+        model = model.noting(f"{config.name}: its MTP layers are left out, as in the model class of Hugging Face.")
+    return model
 
 
 def _every_layer(config: Configuration, *, count: int, width: int) -> Experts:
@@ -224,27 +183,16 @@ def _every_layer(config: Configuration, *, count: int, width: int) -> Experts:
     return Experts(count=count, topk=config.integer("num_experts_per_tok", 8), ffn=width, layers=layers)
 
 
-def _norms_over_heads(config: Configuration, options: list[Option], notes: tuple[str, ...], *, share: float) -> MegatronModel:
+def _norms_over_heads(
+    config: Configuration, options: list[Option], *, rotated: list[Option] | None = None, linear: Part | None = None
+) -> MegatronModel:
     """A model with norms of q and k over all heads, for which those of Megatron-LM over each head stand."""
     heads, layers = config.integer("num_attention_heads"), config.integer("num_hidden_layers")
     groups = config.integer("num_key_value_heads", heads)
     head = config.integer("head_dim", config.integer("hidden_size") // heads)
     missing = layers * head * (heads + groups - 2)
-    gated, of_gate = gate(config)
-    return rotary_model(
-        config,
-        sizes(config),
-        gated,
-        [("--qk-layernorm",)],
-        rms_norm(config),
-        rope(config, share=share),
-        embeddings(config, tied=False),
-        dropout(attention=config.number("attention_dropout", 0), hidden=0),
-        options,
-        notes=(
-            *notes,
-            *of_gate,
-            f"{config.name} has norms of q and k over all heads, and Megatron-LM over each head: {missing:,} parameters are not "
-            "counted.",
-        ),
+    note = (
+        f"{config.name} has norms of q and k over all heads, and Megatron-LM over each head: {missing:,} parameters are not "
+        "counted."
     )
+    return llama_model(config, options, normed=[QK_NORMS, *rms_norm(config)], rotated=rotated, linear=linear, notes=(note,))
