@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from allocator_hook.step.language_model import language_model
 from allocator_hook.step.versions import accepted_by
 from analyzer.specs import TrainingJob
 
@@ -27,7 +28,7 @@ def hybrid_options(job: TrainingJob) -> dict[str, Any]:
     }
 
 
-def hybrid_model(job: TrainingJob, config: Any, *, virtual_stage: int | None, pre_process: bool, post_process: bool) -> Any:
+def hybrid_model(job: TrainingJob, config: Any, **stage: Any) -> Any:
     """Return one chunk of the model, not yet in 16 bit. The stages of the pattern are those of the job."""
     try:
         model_class = import_module("megatron.core.models.hybrid.hybrid_model").HybridModel
@@ -35,23 +36,8 @@ def hybrid_model(job: TrainingJob, config: Any, *, virtual_stage: int | None, pr
     except ImportError:
         model_class = import_module("megatron.core.models.mamba").MambaModel
         spec = {"mamba_stack_spec": import_module("megatron.core.models.mamba.mamba_layer_specs").mamba_stack_spec}
-    model = job.model
     pattern = accepted_by(model_class.__init__, hybrid_layer_pattern=_pattern(job)) or {"hybrid_override_pattern": _letters(job)}
-    return model_class(
-        config=config,
-        **spec,
-        **pattern,
-        vocab_size=model.padded_vocab_size,
-        max_sequence_length=model.max_position_embeddings,
-        pre_process=pre_process,
-        post_process=post_process,
-        fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
-        parallel_output=True,
-        share_embeddings_and_output_weights=model.tied_embeddings,
-        position_embedding_type=model.position_embedding if model.yarn_positions is None else "yarn",
-        rotary_percent=model.rotary_percent,
-        **accepted_by(model_class.__init__, vp_stage=virtual_stage),
-    )
+    return language_model(model_class, job, config, **stage, **spec, **pattern)
 
 
 def _letters(job: TrainingJob) -> str:

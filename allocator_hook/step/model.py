@@ -15,6 +15,7 @@ from allocator_hook.step.families.bert import bert_module
 from allocator_hook.step.families.llava import llava_module
 from allocator_hook.step.families.t5 import t5_module
 from allocator_hook.step.hybrid import hybrid_model
+from allocator_hook.step.language_model import language_model
 from allocator_hook.step.muon import buffer_layout
 from allocator_hook.step.optimizer_config import ddp_config, uses_torch_fsdp
 from allocator_hook.step.versions import accepted_by, known_to
@@ -103,31 +104,17 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
     return Float16Module(config, module) if config.fp16 or config.bf16 else module
 
 
-def _gpt_module(job: TrainingJob, config: Any, *, pre_process: bool, post_process: bool, virtual_stage: int | None) -> Any:
+def _gpt_module(job: TrainingJob, config: Any, *, virtual_stage: int | None, **stage: bool) -> Any:
     from megatron.core.models.gpt import GPTModel, gpt_model
 
-    model = job.model
-    if model.yarn_positions is not None and not hasattr(gpt_model, "YarnRotaryEmbedding"):
+    if job.model.yarn_positions is not None and not hasattr(gpt_model, "YarnRotaryEmbedding"):
         raise AnalyzerError(
             "--info-engine shadow: the installed megatron-core has no --position-embedding-type yarn; "
             "install megatron-core 0.15 or later, or use --info-engine formula"
         )
     decoder = layer_spec(job, config, virtual_stage=virtual_stage)
-    return GPTModel(
-        config=config,
-        transformer_layer_spec=decoder,
-        **known_to(GPTModel.__init__, mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage)),
-        vocab_size=model.padded_vocab_size,
-        max_sequence_length=model.max_position_embeddings,
-        pre_process=pre_process,
-        post_process=post_process,
-        fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
-        parallel_output=True,
-        share_embeddings_and_output_weights=model.tied_embeddings,
-        position_embedding_type=model.position_embedding if model.yarn_positions is None else "yarn",
-        rotary_percent=model.rotary_percent,
-        **accepted_by(GPTModel.__init__, vp_stage=virtual_stage),
-    )
+    mtp = known_to(GPTModel.__init__, mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage))
+    return language_model(GPTModel, job, config, **stage, virtual_stage=virtual_stage, transformer_layer_spec=decoder, **mtp)
 
 
 _BUILDERS: Final[dict[Family, Callable[..., Any]]] = {

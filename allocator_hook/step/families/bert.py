@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from allocator_hook.step.families.broadcast import broadcast_fields
-from allocator_hook.step.versions import accepted_by, known_to
+from allocator_hook.step.language_model import language_model
+from allocator_hook.step.versions import known_to
 from analyzer.specs import TrainingJob
 
 
-def bert_module(job: TrainingJob, config: Any, *, pre_process: bool, post_process: bool, virtual_stage: int | None) -> Any:
+def bert_module(job: TrainingJob, config: Any, **stage: Any) -> Any:
     """Return the BertModel of one stage."""
     from megatron.core.models.bert import bert_layer_specs as specs
     from megatron.core.models.bert.bert_model import BertModel
@@ -24,18 +25,15 @@ def bert_module(job: TrainingJob, config: Any, *, pre_process: bool, post_proces
         layer = specs.get_bert_layer_with_transformer_engine_spec()
     else:
         layer = specs.bert_layer_with_transformer_engine_spec
-    return BertModel(
-        config=config,
+    known_to(BertModel.__init__, vp_stage=stage["virtual_stage"])  # releases without it have no interleaved BERT
+    return language_model(
+        BertModel,
+        job,
+        config,
+        **stage,
         transformer_layer_spec=layer,
-        vocab_size=model.padded_vocab_size,
-        max_sequence_length=model.max_position_embeddings,
         num_tokentypes=2 if model.binary_head else 0,
         add_binary_head=model.binary_head,
-        share_embeddings_and_output_weights=model.tied_embeddings,
-        parallel_output=True,
-        pre_process=pre_process,
-        post_process=post_process,
-        **accepted_by(BertModel.__init__, **known_to(BertModel.__init__, vp_stage=virtual_stage)),
     )
 
 

@@ -7,31 +7,26 @@ from functools import partial
 from typing import Any
 
 from allocator_hook.step.families.broadcast import broadcast_fields
+from allocator_hook.step.language_model import language_model
 from allocator_hook.step.losses import loss_function
 from analyzer.specs import TrainingJob
 
 
-def t5_module(job: TrainingJob, config: Any, *, pre_process: bool, post_process: bool, virtual_stage: int | None) -> Any:
+def t5_module(job: TrainingJob, config: Any, **stage: Any) -> Any:
     """Return the T5Model: encoder and decoder, without pipeline parallelism."""
     from megatron.core.models.T5 import T5Model, t5_spec
 
-    del virtual_stage
     model = job.model
     kind = "local" if model.implementation == "local" else "transformer_engine"
     encoder, decoder = (getattr(t5_spec, f"get_t5_{part}_with_{kind}_block_spec") for part in ("encoder", "decoder"))
-    return T5Model(
-        config=config,
+    return language_model(
+        T5Model,
+        job,
+        config,
+        **stage,
         encoder_config=deepcopy(config),
         transformer_encoder_layer_spec=encoder(model.num_layers),
         transformer_decoder_layer_spec=decoder(model.num_layers),
-        vocab_size=model.padded_vocab_size,
-        max_sequence_length=model.max_position_embeddings,
-        pre_process=pre_process,
-        post_process=post_process,
-        fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
-        parallel_output=True,
-        share_embeddings_and_output_weights=model.tied_embeddings,
-        position_embedding_type=model.position_embedding,
         add_encoder=True,
         add_decoder=True,
     )
