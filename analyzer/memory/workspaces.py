@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from analyzer.modules.attention.unfused_attention import attention_mask, combines_masks
 from analyzer.modules.inputs import CachedDummies
-from analyzer.modules.kinds import KINDS_BY_GEMMS, LATENT_PROJECTIONS, LINEAR, Gemms, ModuleKind
+from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, Gemms, ModuleKind, kinds_with
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
@@ -181,8 +181,7 @@ def _multiplying(
     (engine if router_in_te else torch).add(Gemms.ROUTER)
     torch |= {Gemms.PATCHES} if linear_patches else set()
     torch |= {Gemms.UNFUSED_ATTENTION} if unfused else set()
-    in_te, in_torch = (frozenset().union(*(KINDS_BY_GEMMS[each] for each in library)) for library in (engine, torch))
-    return in_te, in_torch
+    return kinds_with(*engine), kinds_with(*torch)
 
 
 def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:

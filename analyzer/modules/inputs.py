@@ -272,13 +272,10 @@ class LayerInputs:
         return recompute.granularity == "selective" and "core_attn" in recompute.modules
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExpertInputs(LayerInputs):
     """Everything that MoE layers depend on."""
 
     split: ExpertSplit
-
-    __hash__ = LayerInputs.__hash__
 
     @cached_property
     def of_moe_layers(self) -> ExpertInputs:
@@ -291,13 +288,10 @@ class ExpertInputs(LayerInputs):
         return _recomputing(self.of_moe_layers, OF_EXPERTS)
 
 
-@dataclass(frozen=True, kw_only=True)
 class EndInputs(LayerInputs):
     """Everything that the embedding, the final norm, the output layer and the loss depend on."""
 
     split: EndSplit
-
-    __hash__ = LayerInputs.__hash__
 
     @cached_property
     def of_ends(self) -> EndInputs:
@@ -305,13 +299,10 @@ class EndInputs(LayerInputs):
         return _narrowed(self, EndInputs, EndSplit, NO_RECOMPUTE)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModuleInputs(ExpertInputs, EndInputs):
     """Everything that the tree of a model chunk depends on, in addition to its `ChunkKind`."""
 
     split: Split
-
-    __hash__ = LayerInputs.__hash__
 
     @cached_property
     def of_checkpoints(self) -> ExpertInputs:

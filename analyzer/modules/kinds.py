@@ -235,13 +235,12 @@ class ModuleKind(Enum):
     """A function or a group of modules. It has no parameters."""
 
 
-def _with(*gemms: Gemms) -> frozenset[ModuleKind]:
+def kinds_with(*gemms: Gemms) -> frozenset[ModuleKind]:
     """Kinds whose GEMMs are those of one of these libraries."""
     return frozenset(kind for kind in ModuleKind if kind.facts.gemms in gemms)
 
 
-KINDS_BY_GEMMS: Final = {gemms: _with(gemms) for gemms in Gemms}
-LINEAR: Final = KINDS_BY_GEMMS[Gemms.LAYER]
+LINEAR: Final = kinds_with(Gemms.LAYER)
 """Linear layers of transformer layers."""
 MOE_LATENT_PROJECTIONS: Final = frozenset({ModuleKind.MOE_LATENT_DOWN, ModuleKind.MOE_LATENT_UP})
 """Projections to and from the latent size of a MoE layer."""

@@ -221,7 +221,6 @@ class Shapes:
         )
 
 
-@dataclass(frozen=True)
 class ExpertShapes(Shapes):
     """Sizes of the modules of MoE layers."""
 
@@ -233,7 +232,6 @@ class ExpertShapes(Shapes):
         return self.inputs.split
 
 
-@dataclass(frozen=True)
 class EndShapes(Shapes):
     """Sizes of the modules outside layers."""
 
@@ -245,7 +243,6 @@ class EndShapes(Shapes):
         return self.inputs.split
 
 
-@dataclass(frozen=True)
 class AllShapes(ExpertShapes, EndShapes):
     """Sizes of all modules."""
 

@@ -8,20 +8,34 @@ difference of its sources. `tools/release_truth.py` reads the lines of the sourc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from analyzer.specs.release import release_number
 from analyzer.specs.software import version_number
 
-Table = TypeVar("Table")
-_VALUES: Final = "values"
+
+class _Changes(tuple[tuple[tuple[int, ...], Any], ...]):
+    """The values of a field, each with the first release that has it, oldest first."""
+
+
+class Behavior:
+    """The values that the fields of a table have in a release. It is equal to that of another release with equal values."""
+
+    def __init__(self, release: tuple[int, ...]) -> None:
+        for name, values in changes_of(type(self)).items():
+            setattr(self, name, [value for first, value in values if first <= release][-1])
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
 
 
 def _by_release(first: Any, later: Mapping[str, Any]) -> Any:
     """A field with the value `first`, and another one from each release in `later` on, oldest first."""
-    return field(metadata={_VALUES: (((), first), *((version_number(release), value) for release, value in later.items()))})
+    return _Changes((((), first), *((version_number(release), value) for release, value in later.items())))
 
 
 def _during(*, since: str = "", until: str = "") -> Any:
@@ -29,8 +43,7 @@ def _during(*, since: str = "", until: str = "") -> Any:
     return _by_release(not since, {release: value for release, value in ((since, True), (until, False)) if release})
 
 
-@dataclass(frozen=True, kw_only=True)
-class CoreBehavior:
+class CoreBehavior(Behavior):
     """What a release of megatron-core does. Files are those of `megatron/core` unless they are named in full."""
 
     # attention and layers
@@ -125,8 +138,7 @@ class CoreBehavior:
     """They count the depths of multi-token prediction (the same function)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineBehavior:
+class EngineBehavior(Behavior):
     """What a release of Transformer Engine does. Files are those of `transformer_engine/pytorch`."""
 
     attention_in_batches: bool = _during(since="0.14")
@@ -151,40 +163,34 @@ class EngineBehavior:
     """Quantizers with current scaling (tensorwise) have a scaling factor and an amax of their own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchBehavior:
+class TorchBehavior(Behavior):
     """What a release of PyTorch does."""
 
     large_workspace_on_blackwell: bool = _during(since="2.12")
     """The default workspace of cuBLAS on Blackwell is that on Hopper (pull request 175344)."""
 
 
-def changes_of(table: type[Any]) -> dict[str, tuple[tuple[tuple[int, ...], Any], ...]]:
+def changes_of(table: type[Behavior]) -> dict[str, tuple[tuple[tuple[int, ...], Any], ...]]:
     """The values of each field of a table, each with the first release that has it, oldest first."""
-    return {each.name: each.metadata[_VALUES] for each in fields(table)}
-
-
-def _of_release(table: type[Table], release: tuple[int, ...]) -> Table:
-    values = changes_of(table).items()
-    return table(**{name: [value for first, value in each if first <= release][-1] for name, each in values})
+    return {name: values for name, values in vars(table).items() if isinstance(values, _Changes)}
 
 
 @cache
 def core_behavior(release: str) -> CoreBehavior:
     """The behavior of a release of megatron-core, such as '0.18.2' or '2023'."""
-    return _of_release(CoreBehavior, release_number(release))
+    return CoreBehavior(release_number(release))
 
 
 @cache
 def engine_behavior(version: str | None) -> EngineBehavior:
     """The behavior of a version of Transformer Engine, such as '2.11'. None, for no Transformer Engine, has that of the oldest."""
-    return _of_release(EngineBehavior, () if version is None else version_number(version))
+    return EngineBehavior(() if version is None else version_number(version))
 
 
 @cache
 def torch_behavior(version: str) -> TorchBehavior:
     """The behavior of a version of PyTorch. A development version such as '2.12.0a0' counts as that release."""
-    return _of_release(TorchBehavior, version_number(version))
+    return TorchBehavior(version_number(version))
 
 
 MTP_LAYERS: Final = tuple(value for _, value in changes_of(CoreBehavior)["mtp_layer"])

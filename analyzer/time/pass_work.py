@@ -17,12 +17,11 @@ from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind
 from analyzer.specs import GraphSpec, MoeSpec, TrainingJob
 from analyzer.time.message_seconds import NO_CHOICES, Choices, Exchange, Part
-from analyzer.time.work.attention import OUTSIDE_CHECKPOINT
+from analyzer.time.work.attention import LOSS_OF_INDEXER, OUTSIDE_CHECKPOINT
 from analyzer.time.work.context import WorkContext, work_context
 from analyzer.time.work.kernels import Attention, Gemm, Kernel
 from analyzer.time.work.linear import gathers_outside_userbuffers, quantized_weight_bytes
 from analyzer.time.work.of_module import work_of
-from analyzer.time.work.sparse_attention import LOSS_OF_INDEXER
 
 Exposure = Literal["full", "userbuffers", "kernels", "microbatch"]
 """What hides a message: nothing, the GEMM that it is split with, other kernels of its module, or another microbatch."""

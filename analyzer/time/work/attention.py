@@ -18,6 +18,11 @@ ROTATION: Final = "rotation"
 COPIES: Final = "copies of queries, keys and values"
 OUTSIDE_CHECKPOINT: Final = frozenset({ROTATION, COPIES})
 """Kernels that `--recompute-modules core_attn` does not repeat: they run before the checkpoint."""
+INDEX_ATTENTION: Final = "attention scores of the indexer loss"
+INDEX_SOFTMAX: Final = "softmax of these scores"
+INDEX_LOSS: Final = "loss of the indexer"
+LOSS_OF_INDEXER: Final = frozenset({INDEX_ATTENTION, INDEX_SOFTMAX, INDEX_LOSS})
+"""Kernels that the first forward under a checkpoint does not run: it has no gradients, and computes no loss of the indexer."""
 
 
 def attention_kernel(context: WorkContext) -> Work:

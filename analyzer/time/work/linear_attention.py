@@ -10,9 +10,11 @@ for each value head, a value heads, all on one rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from analyzer.modules.attention.gated_delta_net import CHUNK, DeltaNet
+from analyzer.modules.kinds import Kernels
 from analyzer.modules.tree import Module
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.elementwise import norm
@@ -100,3 +102,12 @@ def _net(context: WorkContext) -> tuple[DeltaNet, int]:
     """The sizes of a delta net, and the tokens of a microbatch."""
     shapes = context.shapes
     return DeltaNet(shapes), shapes.s * shapes.b
+
+
+FORMULAS: Final[dict[Kernels, Callable[[Module, WorkContext], Work]]] = {
+    Kernels.LINEAR_ATTENTION_INPUT: input_projection,
+    Kernels.CONVOLUTION: convolution,
+    Kernels.DELTA_RULE_INPUTS: prepared,
+    Kernels.DELTA_RULE: delta_rule,
+    Kernels.GATED_NORM: gated_norm,
+}

@@ -7,12 +7,14 @@ products of small matrices inside the scan are not counted as matrix products of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Final
 
+from analyzer.modules.kinds import Kernels
 from analyzer.modules.mamba.scan import SMALLEST_ROWS
 from analyzer.modules.mamba.sizes import MixerSizes
-from analyzer.modules.tree import Tensor
+from analyzer.modules.tree import Module, Tensor
 from analyzer.specs.hybrid import SCAN_CHUNK
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.elementwise import norm
@@ -97,3 +99,9 @@ def _exchanged(sizes: MixerSizes, context: WorkContext) -> tuple[MemoryBound, ..
         return ()
     both = 2.0 * context.element_bytes * sizes.s * sizes.b
     return (MemoryBound("exchange of heads", both * (3 * sizes.projected_of_rank + 2 * sizes.width_of_rank), launches=9),)
+
+
+FORMULAS: Final[dict[Kernels, Callable[[Module, WorkContext], Work]]] = {
+    Kernels.MIXER_SCAN: lambda _, context: scan(context),
+    Kernels.MIXER_NORM: lambda _, context: gated_norm(context),
+}

@@ -10,7 +10,7 @@ from typing import Final
 from analyzer.modules.kinds import Kernels, ModuleKind
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.tree import Module, Tensor, total_bytes
-from analyzer.time.work import elementwise, experts, linear_attention, mamba, sparse_attention
+from analyzer.time.work import elementwise, experts
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, MemoryBound, Work
@@ -44,7 +44,16 @@ def _work(module: Module, context: WorkContext) -> Work:
         raise ValueError(
             f"{module.name} has parameters, but its kind {module.kind.name} has no kernels (analyzer/modules/kinds.py)"
         )
-    return FORMULAS[kernels](module, context)
+    return formula(kernels)(module, context)
+
+
+def formula(kernels: Kernels) -> Callable[[Module, WorkContext], Work]:
+    """The formula of a kind of kernels. Those of families that few models have are imported on demand."""
+    if kernels in FORMULAS:
+        return FORMULAS[kernels]
+    from analyzer.time.work import linear_attention, mamba, sparse_attention
+
+    return {**linear_attention.FORMULAS, **mamba.FORMULAS, **sparse_attention.FORMULAS}[kernels]
 
 
 def _none(module: Module, context: WorkContext) -> Work:
@@ -164,20 +173,9 @@ FORMULAS: Final[dict[Kernels, Callable[[Module, WorkContext], Work]]] = {
     Kernels.COMBINE: lambda _, context: experts.permutation(context, dispatch=False),
     Kernels.ATTENTION: lambda _, context: attention_kernel(context),
     Kernels.OUTPUT_GATE: lambda _, context: elementwise.output_gate(context),
-    Kernels.INDEX_PROJECTION: sparse_attention.projection,
-    Kernels.INDEX_NORM: sparse_attention.prepared,
-    Kernels.INDEX_LOSS: sparse_attention.index_loss,
-    Kernels.CHOSEN_ATTENTION: sparse_attention.chosen_attention,
-    Kernels.LINEAR_ATTENTION_INPUT: linear_attention.input_projection,
-    Kernels.CONVOLUTION: linear_attention.convolution,
-    Kernels.DELTA_RULE_INPUTS: linear_attention.prepared,
-    Kernels.DELTA_RULE: linear_attention.delta_rule,
-    Kernels.GATED_NORM: linear_attention.gated_norm,
-    Kernels.MIXER_SCAN: lambda _, context: mamba.scan(context),
-    Kernels.MIXER_NORM: lambda _, context: mamba.gated_norm(context),
     Kernels.OUTPUT_LAYER: _output_layer,
     Kernels.HEAD_PROJECTION: _head_projection,
     Kernels.FIRST_TOKENS: _of_first_tokens,
     Kernels.LOSS: lambda _, context: elementwise.cross_entropy(context),
 }
-"""The formula of each kind of kernels. `analyzer.modules.kinds` says which modules have them."""
+"""Formulas of kernels that most models have (`formula`). `analyzer.modules.kinds` says which modules have them."""

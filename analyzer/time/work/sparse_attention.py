@@ -7,20 +7,16 @@ heads of attention, I pairs of all heads of the indexer, U pairs of a sample, ti
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from analyzer.modules.attention.sparse_attention import Indexed
+from analyzer.modules.kinds import Kernels
 from analyzer.modules.tree import Module
-from analyzer.time.work.attention import rotation_of_latents
+from analyzer.time.work.attention import INDEX_ATTENTION, INDEX_LOSS, INDEX_SOFTMAX, rotation_of_latents
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import Gemm, Kernel, MemoryBound, Work
 from analyzer.time.work.linear import gemms, joined, weight_of
-
-_ATTENTION: Final = "attention scores of the indexer loss"
-_SOFTMAX: Final = "softmax of these scores"
-_LOSS: Final = "loss of the indexer"
-LOSS_OF_INDEXER: Final = frozenset({_ATTENTION, _SOFTMAX, _LOSS})
-"""Kernels that the first forward under a checkpoint does not run: it has no gradients, and computes no loss of the indexer."""
 
 
 def projection(module: Module, context: WorkContext) -> Work:
@@ -55,21 +51,21 @@ def index_loss(_: Module, context: WorkContext) -> Work:
     of_index, of_heads = pairs * spec.heads, pairs * indexed.heads
     chosen = float(shapes.b * shapes.s * indexed.chosen)
     index = _scores(indexed, heads=spec.heads, depth=spec.head_dim, batch=shapes.b, name="index scores")
-    attention = _scores(indexed, heads=1, depth=indexed.mla.query_head_dim, batch=shapes.b * indexed.heads, name=_ATTENTION)
+    attention = _scores(indexed, heads=1, depth=indexed.mla.query_head_dim, batch=shapes.b * indexed.heads, name=INDEX_ATTENTION)
     forward: tuple[Kernel, ...] = (
         index,
         MemoryBound("ReLU, weights and sum of index scores", 20 * of_index + 4 * pairs, launches=3),
         MemoryBound("choice of keys", 28 * pairs + 12 * chosen, launches=3),
         attention,
-        MemoryBound(_SOFTMAX, 28 * of_heads + 4 * pairs, launches=4),
-        MemoryBound(_LOSS, 100 * pairs, launches=22),
+        MemoryBound(INDEX_SOFTMAX, 28 * of_heads + 4 * pairs, launches=4),
+        MemoryBound(INDEX_LOSS, 100 * pairs, launches=22),
     )
     width = spec.heads * shapes.s
     backward: tuple[Kernel, ...] = (
         index,
         MemoryBound("ReLU, weights and sum of index scores", 20 * of_index + 4 * pairs, launches=3),
         attention,
-        MemoryBound(_SOFTMAX, 28 * of_heads + 4 * pairs, launches=4),
+        MemoryBound(INDEX_SOFTMAX, 28 * of_heads + 4 * pairs, launches=4),
         MemoryBound("gradient of the loss of the indexer", 140 * pairs, launches=28),
         index,
         MemoryBound("gradients of the products of the indexer", 54 * of_index, launches=8),
@@ -107,3 +103,11 @@ def chosen_attention(_: Module, context: WorkContext) -> Work:
         gemm_32("key gradient", tokens, width, tokens),
     )
     return joined(rotation_of_latents(context), Work(forward, backward))
+
+
+FORMULAS: Final[dict[Kernels, Callable[[Module, WorkContext], Work]]] = {
+    Kernels.INDEX_PROJECTION: projection,
+    Kernels.INDEX_NORM: prepared,
+    Kernels.INDEX_LOSS: index_loss,
+    Kernels.CHOSEN_ATTENTION: chosen_attention,
+}
