@@ -7,6 +7,9 @@ PYTEST = $(PYTHON) -m pytest -n $(JOBS) --dist worksteal
 CLANG_FORMAT = $(PYTHON) -c "from clang_format import clang_format; clang_format()"
 CPP = $(shell git ls-files '*.cpp' '*.h' '*.c')
 
+# Without bytecode, every process compiles the program again, and every run rewrites the assertions of all tests
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: help fast test fuzz shadow versions bench lint format docs score
 
 help:

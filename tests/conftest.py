@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 import subprocess
@@ -19,6 +20,13 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and reports take their width from it
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector away from what lives until the end: thousands of tests, tables and cached module trees."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.fixture(scope="session")

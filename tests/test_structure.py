@@ -66,7 +66,8 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imports(path: Path, *, modules: Iterable[str] = frozenset(MODULES), module_level: bool = False) -> set[str]:
+@functools.cache
+def imports(path: Path, *, module_level: bool = False) -> frozenset[str]:
     """Return the dotted names that a file imports, except for type checking. `module_level`: only when it is imported itself."""
     found: set[str] = set()
     for node in _running(parsed(path), functions=not module_level):
@@ -76,8 +77,8 @@ def imports(path: Path, *, modules: Iterable[str] = frozenset(MODULES), module_l
             assert node.level == 0, f"{path}: relative imports are not allowed"
             for name in node.names:
                 full_name = f"{node.module}.{name.name}"
-                found.add(full_name if full_name in modules else node.module or "")
-    return found
+                found.add(full_name if full_name in MODULES else node.module or "")
+    return frozenset(found)
 
 
 def _running(tree: ast.AST, *, functions: bool) -> Iterator[ast.AST]:
@@ -85,7 +86,7 @@ def _running(tree: ast.AST, *, functions: bool) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
         if not functions and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             for other in node.orelse:
                 yield other
                 yield from _running(other, functions=functions)
@@ -122,7 +123,7 @@ def level(name: str) -> int:
     return found[0]
 
 
-def of_analyzer(names: set[str]) -> set[str]:
+def of_analyzer(names: Iterable[str]) -> set[str]:
     return {package(name) for name in names if name.startswith("analyzer.")}
 
 
@@ -130,36 +131,43 @@ ANALYZER = [path for path in SOURCES if path.is_relative_to(ROOT / "analyzer") a
 RECORDERS = [path for path in SOURCES if path.is_relative_to(ROOT / "allocator_hook")]
 
 
-@pytest.mark.parametrize("path", ANALYZER, ids=dotted)
-def test_packages_import_only_from_lower_layers(path: Path) -> None:
-    own = package(dotted(path))
-    upward = {name for name in of_analyzer(imports(path)) - {own} if level(name) >= level(own)}
+def test_packages_import_only_from_lower_layers() -> None:
+    upward = {
+        (dotted(path), name)
+        for path in ANALYZER
+        for name in of_analyzer(imports(path)) - {package(dotted(path))}
+        if level(name) >= level(package(dotted(path)))
+    }
     assert not upward
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "analyzer" / "report" / "json").glob("*.py")), ids=dotted)
-def test_the_json_report_imports_no_other_report(path: Path) -> None:
+def test_the_json_report_imports_no_other_report() -> None:
     """Not even for type checking: records that several reports show belong to the package that computes them."""
-    names = {node.module or "" for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)}
-    assert not {name for name in names if name.startswith(("analyzer.report.console", "analyzer.report.html"))}
+    others = {
+        (dotted(path), node.module)
+        for path in (ROOT / "analyzer" / "report" / "json").glob("*.py")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("analyzer.report.console", "analyzer.report.html"))
+    }
+    assert not others
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "analyzer" / "launch").rglob("*.py")), ids=dotted)
-def test_the_launch_package_imports_only_specs(path: Path) -> None:
-    assert of_analyzer(imports(path)) <= LAUNCH_IMPORTS
+def test_the_launch_package_imports_only_specs() -> None:
+    launch = [path for path in ANALYZER if package(dotted(path)) == "launch"]
+    assert {(dotted(path), name) for path in launch for name in of_analyzer(imports(path)) - LAUNCH_IMPORTS} == set()
 
 
-@pytest.mark.parametrize("path", ANALYZER, ids=dotted)
-def test_the_analyzer_imports_no_heavy_library(path: Path) -> None:
-    assert {name.partition(".")[0] for name in imports(path, module_level=True)}.isdisjoint(HEAVY)
-    if package(dotted(path)) != "cli":
-        assert not {name for name in imports(path) if name.partition(".")[0] in ("allocator_hook", "get_training_info")}
+def test_the_analyzer_imports_no_heavy_library() -> None:
+    at_import = {(dotted(path), name.partition(".")[0]) for path in ANALYZER for name in imports(path, module_level=True)}
+    assert not {(module, name) for module, name in at_import if name in HEAVY}
+    ever = {(dotted(path), name.partition(".")[0]) for path in ANALYZER for name in imports(path)}
+    others = {(module, name) for module, name in ever if name in ("allocator_hook", "get_training_info")}
+    assert {package(module) for module, _ in others} <= {"cli"}
 
 
-@pytest.mark.parametrize("path", RECORDERS, ids=dotted)
-def test_recorders_import_only_allowed_packages(path: Path) -> None:
-    assert of_analyzer(imports(path)) <= RECORDER_IMPORTS
-    assert "get_training_info" not in imports(path)
+def test_recorders_import_only_allowed_packages() -> None:
+    assert {(dotted(path), name) for path in RECORDERS for name in of_analyzer(imports(path)) - RECORDER_IMPORTS} == set()
+    assert not [dotted(path) for path in RECORDERS if "get_training_info" in imports(path)]
 
 
 def test_there_are_no_import_cycles() -> None:
@@ -172,9 +180,9 @@ def test_folders_are_small() -> None:
     assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=dotted)
-def test_files_are_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MAX_LINES
+def test_files_are_small() -> None:
+    lines = {dotted(path): len(path.read_text().splitlines()) for path in SOURCES}
+    assert {module: count for module, count in lines.items() if count > MAX_LINES} == {}
 
 
 def test_the_checks_find_violations(tmp_path: Path) -> None:
