@@ -15,10 +15,12 @@ from hypothesis import settings
 
 from allocator_hook.cuda.build import build
 from allocator_hook.cuda.library import CudaRecorder
+from tests.examples import DEFAULT, QUICK, examples
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=examples(DEFAULT))
+settings.load_profile("quick" if QUICK else "ci" if os.environ.get("CI") else "local")
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and reports take their width from it
 
 
@@ -27,6 +29,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+
+
+def pytest_sessionfinish() -> None:
+    """Let the end of the process free what the tests have made: to search it for cycles takes seconds."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analyzer import search
 from analyzer.errors import InputError
-from tests.command import assert_refused, report, run
+from tests.command import Outcome, assert_refused, report, run
 from tests.job_of import BASE
 from tests.report.printed import section, titles
 
@@ -19,11 +21,26 @@ ROOT = Path(__file__).parents[2]
 ALONE = ("--nproc-per-node", "8", "pretrain_gpt.py", *BASE.split(), "--global-batch-size", "64", "--info-gpu", "H100-80GB")
 LAUNCH = (*ALONE, "--info-workers", "1")
 SEARCH = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch,recompute")
+SMALL = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch")
+"""A search of 40 layouts."""
+
+
+@cache
+def searched(*words: str) -> dict[str, Any]:
+    """The JSON report of a search that several tests read."""
+    return report(*words)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
+    """The console report of SEARCH, and its table."""
+    file = tmp_path_factory.mktemp("search") / "layouts.csv"
+    return run(*SEARCH, "--info-search-csv", str(file)), file
 
 
 def test_the_printed_commands_give_the_figures_of_the_search() -> None:
     """A command can be pasted: analyzed by itself, it has the memory and the time that the search has found."""
-    found = report(*SEARCH)["search"]
+    found = searched(*SEARCH)["search"]
     assert len(found["commands"]) == 3
     for command, layout in zip(found["commands"], found["best"], strict=False):
         assert "--info" not in command
@@ -36,18 +53,18 @@ def test_the_printed_commands_give_the_figures_of_the_search() -> None:
         assert alone["verdict"]["fits"] is True
 
 
-def test_the_commands_on_the_console_can_be_pasted() -> None:
+def test_the_commands_on_the_console_can_be_pasted(printed: tuple[Outcome, Path]) -> None:
     """A shell reads the lines of each as one command, the same as in the JSON report."""
-    printed = run(*SEARCH).out.partition("Commands of the first layouts")[2]
-    pasted = [" ".join(shlex.split(text.partition("\n")[2].replace("\\\n", " "))) for text in printed.split("# place ")[1:]]
-    assert pasted == [" ".join(shlex.split(command)) for command in report(*SEARCH)["search"]["commands"]]
-    assert "\\\n" in printed
+    commands = printed[0].out.partition("Commands of the first layouts")[2]
+    pasted = [" ".join(shlex.split(text.partition("\n")[2].replace("\\\n", " "))) for text in commands.split("# place ")[1:]]
+    assert pasted == [" ".join(shlex.split(command)) for command in searched(*SEARCH)["search"]["commands"]]
+    assert "\\\n" in commands
 
 
 def test_a_release_without_an_option_has_no_layouts_with_it() -> None:
     """Context parallelism, uneven stages and --recompute-modules are later than the code of August 2023."""
-    words = (*LAUNCH, "--info-megatron", "2023", "--info-search")
-    found = report(*words, "--info-gpu-memory", "6GiB")["search"]
+    words = (*LAUNCH, "--num-layers", "4", "--global-batch-size", "16", "--info-megatron", "2023", "--info-search")
+    found = report(*words, "--info-gpu-memory", "4GiB")["search"]
     assert len(found["commands"]) == 3
     for command, layout in zip(found["commands"], found["best"], strict=False):
         alone = report(*shlex.split(command)[1:], "--info-megatron", "2023", "--info-gpu", "H100-80GB")
@@ -60,7 +77,7 @@ def test_a_release_without_an_option_has_no_layouts_with_it() -> None:
 
 
 def test_the_best_layouts_are_in_order_and_not_slower_than_the_launch() -> None:
-    document = report(*SEARCH)
+    document = searched(*SEARCH)
     found = document["search"]
     times = [each["iteration_seconds"] for each in found["best"]]
     assert times == sorted(times)
@@ -72,14 +89,13 @@ def test_the_best_layouts_are_in_order_and_not_slower_than_the_launch() -> None:
     assert [size for _, size in front] == sorted((size for _, size in front), reverse=True)
 
 
-def test_the_console_lists_the_layouts_and_the_commands(tmp_path: Path) -> None:
-    file = tmp_path / "layouts.csv"
-    outcome = run(*SEARCH, "--info-search-csv", str(file))
+def test_the_console_lists_the_layouts_and_the_commands(printed: tuple[Outcome, Path]) -> None:
+    outcome, file = printed
     assert (outcome.status, outcome.err) == (0, "")
     assert titles(outcome.out)[0] == "Search"
     assert titles(outcome.out)[-1] == "Commands of the first layouts"
     rows = [line for line in section(outcome.out, "Search") if line.strip()[:1].isdigit() and "GiB" in line]
-    found = report(*SEARCH)["search"]
+    found = searched(*SEARCH)["search"]
     assert len(rows) == len(found["best"])
     written = list(csv.DictReader(file.open()))
     assert sum(row["best"] == "True" for row in written) == len(found["best"])
@@ -87,10 +103,10 @@ def test_the_console_lists_the_layouts_and_the_commands(tmp_path: Path) -> None:
 
 
 def test_kept_options_do_not_change() -> None:
-    found = report(*SEARCH, "--info-keep", "tensor-model-parallel-size,--micro-batch-size")["search"]
+    found = report(*SMALL, "--info-keep", "tensor-model-parallel-size,--micro-batch-size")["search"]
     for layout in found["best"] + found["front"]:
         assert {"--tensor-model-parallel-size", "--micro-batch-size"}.isdisjoint(layout["options"])
-    changed = {flag for layout in report(*SEARCH)["search"]["best"] for flag in layout["options"]}
+    changed = {flag for layout in searched(*SMALL)["search"]["best"] for flag in layout["options"]}
     assert changed & {"--tensor-model-parallel-size", "--micro-batch-size"}
 
 
@@ -105,12 +121,12 @@ def test_a_launch_that_does_not_fit_gets_the_smallest_change() -> None:
     launch = report(*ALONE)
     needed = max(rank["memory"]["device_bytes"] for rank in launch["ranks"])
     memory = ("--info-gpu-memory", str(needed - 1))
-    found = report(*SEARCH, *memory)["search"]
+    found = report(*SMALL, *memory)["search"]
     assert found["given"] is None
     change = found["smallest_change"]
     assert change["device_bytes"] < needed
     assert change["options"]
-    text = run(*SEARCH, *memory).out
+    text = run(*SMALL, *memory).out
     assert "does not fit. The smallest change that fits: --" in " ".join(text.split())
 
 
@@ -163,8 +179,8 @@ def test_numbers_of_gpus_and_gpus_are_compared() -> None:
 
 
 def test_one_gpu_alone_equals_its_search_in_a_comparison() -> None:
-    alone = report(*SEARCH)["search"]["best"]
-    compared = report(*SEARCH, "--info-search-gpus", "8")["searches"][0]["best"]
+    alone = searched(*SMALL)["search"]["best"]
+    compared = report(*SMALL, "--info-search-gpus", "8")["searches"][0]["best"]
     assert compared == alone
 
 
@@ -220,8 +236,8 @@ def test_a_search_needs_a_gpu() -> None:
 
 
 def test_the_python_api_gives_the_same_layouts() -> None:
-    result = search(ALONE, over=("tp", "pp", "micro-batch", "recompute"))
-    found = report(*SEARCH)["search"]
+    result = search(ALONE, over=("tp", "pp", "micro-batch"))
+    found = searched(*SMALL)["search"]
     assert [each.options for each in result.best] == [each["options"] for each in found["best"]]
     assert {each.layout for each in result} == {each.layout for each in (*result.best, *result.front)}
     with pytest.raises(InputError, match="--info-search-over"):

@@ -19,6 +19,7 @@ from analyzer.results import CommunicationRow
 from analyzer.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
 from tests.communication_job import BATCH, HIDDEN, SEQUENCE, make_job, make_stages
+from tests.examples import examples
 from tests.job_of import BASE, job_of
 
 MIB = 2**20
@@ -58,7 +59,7 @@ def simulate(job: TrainingJob) -> dict[str, tuple[int, int]]:
     return {group: (len(sizes), sum(sizes)) for group, sizes in sent.items() if sizes}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     tensor=st.sampled_from([1, 2, 4]),
     pipeline=st.sampled_from([1, 2, 4]),

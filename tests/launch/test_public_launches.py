@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,15 @@ def report(index: int) -> Report:
 
 
 @cache
-def warnings(index: int) -> tuple[str, ...]:
-    """The field `warnings` of the JSON report."""
-    return tuple(to_json(report(index))["warnings"])
+def document(index: int) -> dict[str, Any]:
+    """The fields `world`, `model` and `warnings` of the JSON report."""
+    found = to_json(report(index))
+    return {name: found[name] for name in ("world", "model", "warnings")}
+
+
+def warnings(index: int) -> list[str]:
+    said: list[str] = document(index)["warnings"]
+    return said
 
 
 def value(term: str, sizes: dict[str, int]) -> int:
@@ -61,7 +68,7 @@ def test_parameters(index: int) -> None:
 @EVERY
 def test_vocabulary(index: int) -> None:
     expected = RECORDS[index]["vocabulary"]
-    model = to_json(report(index))["model"]
+    model = document(index)["model"]
     assert model["padded_vocab_size"] == expected["padded"] == RECORDS[index]["parameters"]["sizes"]["V"]
     said = [sentence for sentence in warnings(index) if sentence.startswith("The vocabulary size is not known")]
     assert bool(said) == expected["assumed"]
@@ -71,7 +78,7 @@ def test_vocabulary(index: int) -> None:
 @EVERY
 def test_world_and_groups(index: int) -> None:
     expected = RECORDS[index]["world"]
-    assert to_json(report(index))["world"] == {key: expected[key] for key in ("size", "nodes", "gpus_per_node")}
+    assert document(index)["world"] == {key: expected[key] for key in ("size", "nodes", "gpus_per_node")}
     for kind, (number, size) in RECORDS[index]["groups"].items():
         assert number * size == expected["size"]
         assert report(index).group_counts[kind] == number, kind

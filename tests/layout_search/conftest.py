@@ -15,7 +15,7 @@ from tests.layout_search.random_spaces import FIXED
 
 FUZZ: Final = os.environ.get("FUZZ", "")
 SPACES: Final = int(FUZZ) if FUZZ.isdigit() else 200
-FAST: Final = 12
+FAST: Final = 4
 """Spaces of the tests that are not slow."""
 FIRST_SEED: Final = int(os.environ.get("FIRST_SEED", "0"))
 SEEDS: Final = [

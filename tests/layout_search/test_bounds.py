@@ -17,6 +17,7 @@ from analyzer.memory.screen import microbatches_in_flight, screen
 from analyzer.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
 from analyzer.time import pipeline
+from tests.examples import examples
 from tests.layout_search.every_layout import UNLIMITED, Every
 from tests.small_job import job as small_job
 
@@ -42,8 +43,12 @@ class Tree:
         return found
 
 
-def test_every_bound_is_at_most_what_it_bounds(every: Every) -> None:
-    tree = Tree(every.space)
+@pytest.fixture(scope="module")
+def tree(every: Every) -> Tree:
+    return Tree(every.space)
+
+
+def test_every_bound_is_at_most_what_it_bounds(every: Every, tree: Tree) -> None:
     for each in every.searched:
         layout, seconds = each.layout, each.evaluation.iteration_seconds
         split, distribution, complete = tree.splits[layout[:2]], tree.distributions[layout[:3]], tree.layouts[layout]
@@ -51,10 +56,9 @@ def test_every_bound_is_at_most_what_it_bounds(every: Every) -> None:
         assert distribution.device_bytes <= complete.device_bytes <= each.evaluation.device_bytes, layout
 
 
-def test_the_bounds_of_a_layout_hold_for_it_without_overlaps(every: Every) -> None:
+def test_the_bounds_of_a_layout_hold_for_it_without_overlaps(every: Every, tree: Tree) -> None:
     """So that no layout is lost that fits only without them."""
     known = {each.layout: each for each in every.layouts}
-    tree = Tree(every.space)
     for each in every.searched:
         fallback = every.space.settings[each.layout.setting].fallback
         other = known.get(each.layout._replace(setting=-1 if fallback is None else fallback))
@@ -85,7 +89,7 @@ def test_the_quick_job_of_a_distribution_is_that_of_the_launch(every: Every) -> 
             assert without_texts(with_stages(space, setting, found.job, stages)) == without_texts(each.job)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 6), st.integers(0, 4), st.data())
 def test_microbatches_in_flight_are_those_of_the_schedule(
     pipeline: int, chunks: int, groups: int, more: int, data: st.DataObject

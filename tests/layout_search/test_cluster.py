@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +22,10 @@ from analyzer.layout_search.executors import Workers, workers
 from analyzer.layout_search.search import search_space
 from tests.layout_search.tiny import Disturbed, same_for_all, tiny_space
 
-if not os.environ.get("CI"):
-    pytest.importorskip("distributed", reason="the extra cluster is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("distributed") is None and not os.environ.get("CI"), reason="the extra cluster is not installed"),
+]
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from analyzer.errors import AnalyzerError
 from analyzer.launch.build import build
 from analyzer.layout_search import search as search_module
-from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.executors import workers
 from analyzer.layout_search.problem import with_changes
 from analyzer.layout_search.result import SearchResult
-from analyzer.layout_search.search import Progress, search_space
+from analyzer.layout_search.search import search_space
 from analyzer.specs.rules import violations
 from tests.layout_search.every_layout import Every, expected_best, expected_front, expected_place, figures
 
@@ -21,21 +18,17 @@ BEST = 3
 FRONT = 1.08
 
 
-@pytest.fixture(autouse=True)
-def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short result and short rounds, so that bounds leave out most layouts of a small space."""
-    for name, value in {"BEST": BEST, "FRONT": FRONT, "TASK": 2, "ROUND": 8}.items():
-        monkeypatch.setattr(search_module, name, value)
+@pytest.fixture(scope="module")
+def result(every: Every) -> SearchResult:
+    """A search with a short result and short rounds, so that bounds leave out most layouts of a small space."""
+    with pytest.MonkeyPatch.context() as patch, workers("1") as found:
+        for name, value in {"BEST": BEST, "FRONT": FRONT, "TASK": 2, "ROUND": 8}.items():
+            patch.setattr(search_module, name, value)
+        return search_space(every.space, found)
 
 
-def searched(space: Space, progress: Callable[[Progress], None] | None = None) -> SearchResult:
-    with workers("1") as found:
-        return search_space(space, found, progress=progress)
-
-
-def test_a_search_finds_what_all_layouts_give(every: Every) -> None:
+def test_a_search_finds_what_all_layouts_give(every: Every, result: SearchResult) -> None:
     fitting = every.fitting(most=BEST)
-    result = searched(every.space)
     best = expected_best(every.space, fitting, most=BEST)
     assert [figures(each) for each in result.best] == best
     assert [figures(each) for each in result.front] == expected_front(fitting, share=FRONT)
@@ -46,10 +39,10 @@ def test_a_search_finds_what_all_layouts_give(every: Every) -> None:
     assert result.evaluated <= result.candidates
 
 
-def test_the_layouts_of_a_result_are_accepted_and_fit(every: Every) -> None:
+def test_the_layouts_of_a_result_are_accepted_and_fit(every: Every, result: SearchResult) -> None:
     problem = every.space.problem
     of_layout = {each.layout: each for each in every.layouts}
-    for found in searched(every.space):
+    for found in result:
         one = of_layout[found.layout]
         assert found.options == one.evaluation.options
         assert found.parts_seconds == one.evaluation.parts_seconds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from analyzer.api import analyze, problem_of, read_launch, search
@@ -25,6 +27,12 @@ OVER = ("pp", "vpp", "tp", "recompute")
 
 
 def result(count: int = 1, memory: str = "1800MiB") -> SearchResult:
+    """The result of the search, computed once for each size of rounds and tasks."""
+    return _result(count, memory, search_module.TASK, search_module.ROUND)
+
+
+@cache
+def _result(count: int, memory: str, *_sizes: int) -> SearchResult:
     space = Case((*WORDS.split(), "--info-gpu-memory", memory), OVER, ()).space
     with workers(str(count)) as found:
         return search_space(space, found)

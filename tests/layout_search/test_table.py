@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 from analyzer.layout_search.executors import Workers
+from analyzer.layout_search.result import SearchResult
 from analyzer.layout_search.search import search_space
 from tests.layout_search.tiny import tiny_space
 
-if not os.environ.get("CI"):
-    pytest.importorskip("pandas", reason="the extra test is not installed")
+pytestmark = pytest.mark.skipif(find_spec("pandas") is None and not os.environ.get("CI"), reason="the extra test is not installed")
 
 
-def test_a_row_for_each_layout_of_the_result() -> None:
+@pytest.fixture(scope="module")
+def result() -> SearchResult:
+    return search_space(tiny_space(), Workers())
+
+
+def test_a_row_for_each_layout_of_the_result(result: SearchResult) -> None:
     import pandas
 
-    result = search_space(tiny_space(), Workers())
     table = result.to_pandas()
     layouts = list(result)
     assert isinstance(table, pandas.DataFrame)
@@ -32,8 +37,7 @@ def test_a_row_for_each_layout_of_the_result() -> None:
     assert table[parts].sum(axis=1).to_numpy() == pytest.approx(table["iteration_seconds"].to_numpy())
 
 
-def test_without_pandas_the_error_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = search_space(tiny_space(), Workers())
+def test_without_pandas_the_error_is_an_import_error(result: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError):
         result.to_pandas()

@@ -32,6 +32,7 @@ from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind, Role
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
+from tests.examples import examples
 from tests.job_of import job_of
 
 ALONE = Situation(backward=True, alone=True)
@@ -312,7 +313,7 @@ OTHERS = (
 PIPELINES = ("", "--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 4")
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(st.tuples(*map(st.sampled_from, (MODELS, PRECISIONS, RECOMPUTED, SPLITS, PIPELINES, OTHERS))))
 def test_the_peak_is_the_fold_of_all_operations_and_messages(parts: tuple[str, ...]) -> None:
     """For every stage, to the byte; and all that an iteration allocates is freed in it."""
@@ -326,7 +327,7 @@ VIRTUAL = tuple(
 )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(st.tuples(*map(st.sampled_from, (MODELS, PRECISIONS, RECOMPUTED, SPLITS, VIRTUAL, OTHERS))))
 def test_the_peak_of_the_interleaved_schedule(parts: tuple[str, ...]) -> None:
     check_if_accepted(parts)

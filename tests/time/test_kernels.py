@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from analyzer.time.efficiencies import efficiencies_of
 from analyzer.time.kernels.seconds import attention_seconds, fill, gemm_seconds, kernel_seconds, least_gemm_seconds
 from analyzer.time.work.kernels import Attention, Gemm, MemoryBound
+from tests.examples import examples
 from tests.time.speeds import ROUND, ideal, known
 
-QUICK = settings(max_examples=200, deadline=None, derandomize=True)
+QUICK = settings(max_examples=examples(200), deadline=None, derandomize=True)
 FULL = Gemm("forward", 2560, 2560, 8192)
 """A hundred tiles of 256·256: one for each multiprocessor."""
 

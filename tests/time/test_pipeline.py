@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from analyzer.time import pipeline
 from analyzer.time.pipeline import RankTime, Schedule, Seconds, simulate, spans
+from tests.examples import examples
 
 F, B = 1.0, 2.0
 
@@ -105,7 +106,7 @@ def cases(draw: st.DrawFn, *, durations: st.SearchStrategy[float] = DURATIONS, m
     return found, seconds, draw(st.sampled_from((0.0, 0.1, 0.3)))
 
 
-QUICK = settings(max_examples=100, deadline=None, derandomize=True)
+QUICK = settings(max_examples=examples(100), deadline=None, derandomize=True)
 PLAUSIBLE = st.floats(0.7, 1.4)
 
 

@@ -18,10 +18,11 @@ from analyzer.results import Report, TimeEstimate
 from analyzer.time.efficiencies import Efficiencies, efficiencies_of
 from analyzer.time.estimate import TimeInputs, time_estimate
 from analyzer.time.iteration import PARTS
+from tests.examples import examples
 from tests.fuzz.strategies import Launch, launches
 
 FEW = settings(
-    max_examples=20,
+    max_examples=examples(20),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

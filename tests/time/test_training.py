@@ -15,6 +15,7 @@ from analyzer.time.iteration import PARTS, IterationTime
 from analyzer.time.pass_seconds import PassSeconds
 from analyzer.time.pipeline import RankTime
 from analyzer.time.training import DAY, training_time
+from tests.examples import examples
 from tests.job_of import job_of
 
 FULL, MICROBATCHES, GPUS = 64, 8, 8
@@ -74,7 +75,7 @@ def loop_of_megatron(samples: int, full: int, rampup: tuple[int, int, int]) -> l
     return sizes + [full] * ((samples - consumed) // full)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=examples(400), deadline=None, derandomize=True)
 @example(8, 7, 100)
 @example(16, 3, 1000)
 @example(8, 1, 640)

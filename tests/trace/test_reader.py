@@ -32,6 +32,7 @@ from analyzer.trace.reader import (
     TraceError,
     read_trace,
 )
+from tests.examples import examples
 
 RECORD = 48
 HEADER = Header(
@@ -237,7 +238,7 @@ def values(event: Event) -> tuple[object, ...]:
     raise AssertionError(event)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(events=EVENTS, cut=st.floats(0, 1), flip=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
 def test_random_traces_are_read_and_damage_is_detected(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[Any, ...]], cut: float, flip: float, mask: int

@@ -15,6 +15,7 @@ from analyzer.inference.offload.search import Problem, block_sizes, front, searc
 from analyzer.inference.offload.steps import Block, block
 from analyzer.inference.offload.tensors import sub_layers
 from analyzer.inference.offload.work import Case
+from tests.examples import examples
 from tests.inference.offload.small_case import MODEL, fits, small
 
 PARTS = 3
@@ -52,7 +53,7 @@ def placements() -> list[Placement]:
     return [Placement(*shares) for shares in product(GRID, GRID, GRID)]
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(cases())
 def test_no_placement_of_a_grid_is_better_than_the_program(case: Case) -> None:
     found = optimum(case, Allowed())
@@ -67,7 +68,7 @@ def test_no_placement_of_a_grid_is_better_than_the_program(case: Case) -> None:
     assert all(time >= seconds * (1 - 1e-6) - 1e-5 for time in times)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(cases())
 def test_a_fine_grid_finds_the_same_time(case: Case) -> None:
     """Weights and cache between GPU and host, of which the latter has room for all."""
