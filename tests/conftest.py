@@ -21,6 +21,7 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=examples(DEFAULT))
 settings.load_profile("quick" if QUICK else "ci" if os.environ.get("CI") else "local")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of torch that wait for each other use processors of other workers
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and reports take their width from it
 
 

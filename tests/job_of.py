@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from analyzer.buffers.of_stage import stage_buffers
@@ -13,6 +14,7 @@ from analyzer.launch.coverage.legacy_options import refuse_retired
 from analyzer.launch.derive.launch_input import LaunchInput
 from analyzer.launch.launchers.world import World
 from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.launch.options.option_table import OptionTable
 from analyzer.layout.groups import RankRanges
 from analyzer.modules.stage import StageModel
 from analyzer.passes.stages import stage_models
@@ -32,9 +34,14 @@ BLACKWELL = HardwareSpec(name="B200", compute_capability=(10, 0))
 HARDWARE = {gpu.name: gpu for gpu in (HOPPER, VOLTA, AMPERE, BLACKWELL)}
 
 
+@cache
+def _table(release: str) -> OptionTable:
+    return load_catalogue().table(release)
+
+
 def arguments_of(line: str, *, release: str = "0.16.1") -> Arguments:
     """Return the arguments that `release` parses from a line of options."""
-    table = load_catalogue().table(release)
+    table = _table(release)
     for word in line.split():
         if is_option(word):
             refuse_retired(word)

@@ -10,10 +10,9 @@ from analyzer.layout.stages import mtp_rank
 from analyzer.memory.ranks import replayed_classes
 from analyzer.memory.stages import analysed_stages
 from analyzer.memory.verdict import verdict
-from analyzer.modules.kinds import ADAPTER_PROJECTIONS
-from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.passes.stages import full_model
 from analyzer.predict.assumptions import assumptions
+from analyzer.predict.parameter_counts import parameter_counts
 from analyzer.results import Report
 from analyzer.specs import TrainingJob
 from analyzer.specs.rules import check_job
@@ -42,12 +41,7 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
     outcome = verdict(ranks, job.hardware, note=note, withheld=job.withheld)
     listed, truncated = _groups(job)
     unsharded = full_model(job)
-    adapters = _of_adapters(unsharded) if job.model.adapters is not None else ()
-    full = sum(parameter.full_numel for parameter in parameters(unsharded)) - sum(each.full_numel for each in adapters)
-    routed = sum(parameter.full_numel for parameter in parameters(unsharded) if parameter.sharding == "expert")
-    routed -= sum(each.full_numel for each in adapters if each.sharding == "expert")
-    model = job.model
-    padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
+    counts = parameter_counts(job.model, unsharded)
     return Report(
         engine="formula",
         job=job,
@@ -55,11 +49,11 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
         groups_truncated=truncated,
         group_counts={kind: group_count(job.parallel, kind) for kind in REPORTED_GROUPS},
         full_model=unsharded,
-        parameters=full,
-        parameters_unpadded=full - padding,
-        parameters_adapters=sum(each.full_numel for each in adapters),
-        parameters_active=full - (routed - routed * model.moe.topk // model.moe.num_experts if model.moe else 0),
-        parameters_routed_experts=routed,
+        parameters=counts.total,
+        parameters_unpadded=counts.unpadded,
+        parameters_adapters=counts.adapters,
+        parameters_active=counts.active,
+        parameters_routed_experts=counts.routed_experts,
         ranks=ranks,
         communication=rows,
         communication_totals=totals(job, rows),
@@ -69,11 +63,6 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
         warnings=job.warnings,
         unknown=unknown,
     )
-
-
-def _of_adapters(tree: Module) -> tuple[Parameter, ...]:
-    """The parameters of adapters, which are not those of the model."""
-    return tuple(each for _, module in tree.walk() if module.kind in ADAPTER_PROJECTIONS for each in module.parameters)
 
 
 def _groups(job: TrainingJob) -> tuple[dict[str, tuple[Group, ...]], bool]:

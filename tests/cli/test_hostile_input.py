@@ -130,8 +130,13 @@ def test_output_of_a_parser_that_is_not_utf_8_is_part_of_the_error(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "variables",
-    [{"HOME": None}, {"HOME": "/dev/null"}, {"XDG_CACHE_HOME": "/dev/null/cache"}, {"HF_HOME": "/dev/null"}],
-    ids=["no home", "home", "cache", "hub"],
+    [
+        # without the cache, the library that isolates scripts is compiled again
+        pytest.param({"HOME": None}, id="no home", marks=pytest.mark.slow),
+        pytest.param({"HOME": "/dev/null"}, id="home", marks=pytest.mark.slow),
+        pytest.param({"XDG_CACHE_HOME": "/dev/null/cache"}, id="cache"),
+        pytest.param({"HF_HOME": "/dev/null"}, id="hub"),
+    ],
 )
 def test_folders_of_the_user_are_not_needed(
     variables: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

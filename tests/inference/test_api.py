@@ -51,7 +51,9 @@ def test_a_report_of_offloading_is_the_document_of_the_command_line() -> None:
     assert analyzer.analyze_offload(words) == found
 
 
-@pytest.mark.parametrize("name", ["generate_llama3_70b", "generate_mixtral_8x7b", "generate_opt_30b"])
+@pytest.mark.parametrize(
+    "name", ["generate_llama3_70b", pytest.param("generate_mixtral_8x7b", marks=pytest.mark.slow), "generate_opt_30b"]
+)
 def test_the_examples(name: str) -> None:
     """The launch of each script, with the options of the command in its comment."""
     script = ROOT / "examples" / f"{name}.sh"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import InputError
+from analyzer.launch.options import safe_pickle
 from analyzer.launch.options.checkpoint_args import read_args
 
 ARGS = b"\x80\x02}X\x04\x00\x00\x00args(cargparse\nNamespace\no}X\x05\x00\x00\x00value%bsbs."
@@ -74,12 +75,22 @@ def test_values_that_are_no_arguments_are_ignored(tmp_path: Path, value: bytes) 
     assert read_args(path) == {"value": 7}
 
 
-@pytest.mark.parametrize(("value", "fault"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.slow] if name == "many operations" else []) for name, case in REFUSED.items()],
+)
 def test_values_without_a_limit_are_refused(tmp_path: Path, value: bytes, fault: str) -> None:
     path = save(tmp_path / "common.pt", args_with(value))
     with pytest.raises(InputError, match=fault) as caught:
         read_args(path)
     assert len(str(caught.value)) < 400
+
+
+def test_the_number_of_operations_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_pickle, "MAX_READS", 1000)
+    path = save(tmp_path / "common.pt", args_with(b"N0" * 1000 + b"N"))
+    with pytest.raises(InputError, match="more than 1000 operations"):
+        read_args(path)
 
 
 def test_a_pickle_of_nine_bytes_takes_no_memory(tmp_path: Path) -> None:

@@ -21,7 +21,15 @@ from tests.data_files import public_launches
 
 RECORDS = public_launches()
 NAMES = [f"{record['repository']}/{record['path']}" for record in RECORDS]
-EVERY = pytest.mark.parametrize("index", range(len(RECORDS)), ids=[f"{at}-{name}" for at, name in enumerate(NAMES)])
+LARGE = "sbatch_mfsdp_deepseek_v3.sh"
+"""A script whose report takes more than a second."""
+EVERY = pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(at, id=f"{at}-{name}", marks=[pytest.mark.slow] if name.endswith(LARGE) else [])
+        for at, name in enumerate(NAMES)
+    ],
+)
 
 
 @cache

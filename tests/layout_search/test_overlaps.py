@@ -82,9 +82,11 @@ def test_the_exchange_of_tokens_overlaps_where_it_is_faster() -> None:
     assert result.best[0].parts_seconds["exposed_ep"] < result.given.parts_seconds["exposed_ep"] / 2
 
 
-@pytest.mark.parametrize(
-    ("line", "over"), [(DENSE.replace("256", "64"), ("tp", "pp", "overlap")), (MOE.replace("64", "16"), ("ep", "tp", "overlap"))]
-)
+SMALL_MOE = MOE.replace("--num-layers 16", "--num-layers 4").replace("--global-batch-size 64", "--global-batch-size 16")
+FEW_MICROBATCHES = DENSE.replace("--global-batch-size 256", "--global-batch-size 64")
+
+
+@pytest.mark.parametrize(("line", "over"), [(FEW_MICROBATCHES, ("tp", "pp", "overlap")), (SMALL_MOE, ("ep", "tp", "overlap"))])
 def test_each_layout_is_accepted_and_has_the_figures_of_its_report(line: str, over: tuple[str, ...]) -> None:
     result = found(line, *over)
     assert result.best

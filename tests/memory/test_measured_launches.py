@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from analyzer.api import read_launch
 from analyzer.memory.ranks import highest_rank
 from analyzer.memory.verdict import verdict
@@ -31,6 +33,13 @@ def _verdict(record: dict[str, Any], folder: Path, *options: str) -> Verdict:
     return verdict([highest_rank(launch.job)], launch.job.hardware)
 
 
+def test_a_launch_of_each_model_is_predicted_to_fit(tmp_path: Path) -> None:
+    first = {record["model"]: record for record in reversed(_records())}
+    assert set(first) == set(MODELS)
+    assert [record["id"] for record in first.values() if not _verdict(record, tmp_path).fits] == []
+
+
+@pytest.mark.slow
 def test_launches_that_ran_are_predicted_to_fit(tmp_path: Path) -> None:
     records = _records()
     assert len(records) > 50

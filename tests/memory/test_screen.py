@@ -14,6 +14,7 @@ from analyzer.memory.stages import analysed_stages
 from analyzer.memory.verdict import highest
 from analyzer.specs import TrainingJob
 from benchmarks.layouts import DEEPSEEK_V3, LLAMA_3_70B, layouts, problem
+from tests.examples import examples
 from tests.job_of import BLACKWELL, HOPPER, job_of
 
 DENSE = "--num-layers 8 --global-batch-size 64 --swiglu --disable-bias-linear --normalization RMSNorm"
@@ -67,5 +68,5 @@ def test_the_screen_is_a_close_lower_bound(line: str) -> None:
 
 @pytest.mark.parametrize("line", [LLAMA_3_70B, DEEPSEEK_V3], ids=["Llama 3 70B", "DeepSeek-V3"])
 def test_levels_agree_on_layouts_of_large_models(line: str) -> None:
-    for job in some_layouts(line, 20):
+    for job in some_layouts(line, examples(20)):
         compare(job, within=0.03)

@@ -9,9 +9,11 @@ The records have the result of the parser of the script's release, and for core 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.command import assert_refused, run
 from tests.data_files import truth_records
@@ -70,6 +72,22 @@ def refused_option(record: dict[str, Any]) -> str | None:
     return None
 
 
+LARGE = ("sbatch_mfsdp_deepseek_v3.sh", "train_llama3_8b_fsdp_h100_fp8.sh")
+"""Scripts whose reports take a second each."""
+
+
+def parameters(records: Iterable[dict[str, Any]]) -> list[ParameterSet]:
+    """The records as parameters of a test. Large ones, and those that differ in the release only, are slow."""
+    seen: set[tuple[str, ...]] = set()
+    found = []
+    for record in records:
+        key = (record["script"].partition("@")[0], str(record["variant"]))
+        slow = key in seen or any(large in record["script"] for large in LARGE)
+        seen.add(key)
+        found.append(pytest.param(record, marks=[pytest.mark.slow] if slow else [], id=name(record)))
+    return found
+
+
 ACCEPTED = [record for record in truth_records(FILE) if unrecognized(record) is None]
 
 
@@ -87,7 +105,7 @@ def test_launches_that_the_parser_rejects(record: dict[str, Any]) -> None:
     assert word in outcome.err
 
 
-@pytest.mark.parametrize("record", [record for record in truth_records(FILE) if unrecognized(record) in OLD_OPTIONS], ids=name)
+@pytest.mark.parametrize("record", parameters(record for record in truth_records(FILE) if unrecognized(record) in OLD_OPTIONS))
 def test_launches_of_old_code_are_read_with_its_options(record: dict[str, Any]) -> None:
     """`--activations-checkpoint-method uniform` is full recomputation of every layer (megatron/arguments.py, 2022)."""
     outcome = run(*argv(record), "--info-json", "-", "--info-gpu-memory", "80GiB")
@@ -99,7 +117,7 @@ def test_launches_of_old_code_are_read_with_its_options(record: dict[str, Any]) 
     assert any("--recompute-granularity full --recompute-method uniform" in each for each in outcome.report["assumptions"])
 
 
-@pytest.mark.parametrize("record", ACCEPTED, ids=name)
+@pytest.mark.parametrize("record", parameters(ACCEPTED))
 def test_launches_that_the_parser_accepts(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     if "--use-megatron-fsdp" in record["entry_argv"]:  # FSDP rejects a value of 1
         monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")

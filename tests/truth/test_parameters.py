@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.command import report, torchrun
 from tests.data_files import truth_records
@@ -30,6 +32,17 @@ def name(record: dict[str, Any]) -> str:
 
 
 RECORDS = truth_records(FILE)
+MOST_CHUNKS = 12
+"""Chunks of a launch in the quick tests. The report of each chunk has its tree."""
+
+
+def parameters(records: Iterable[dict[str, Any]]) -> list[ParameterSet]:
+    """The records as parameters of a test. Those of many chunks are slow."""
+    found = []
+    for record in records:
+        slow = record["layout"]["pp"] * (record["layout"]["vpp"] or 1) > MOST_CHUNKS
+        found.append(pytest.param(record, marks=[pytest.mark.slow] if slow else [], id=name(record)))
+    return found
 
 
 def test_all_records_are_present() -> None:
@@ -52,7 +65,7 @@ def by_kind(tree: dict[str, Any], kind: str = "", *, times: int = 1) -> Counter[
     return found
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=name)
+@pytest.mark.parametrize("record", parameters(RECORDS))
 def test_parameters_match_megatron(record: dict[str, Any]) -> None:
     output = report(*torchrun(record["world_size"]), *record["argv"])
     model = output["model"]
@@ -119,7 +132,7 @@ def feed_forward(tree: dict[str, Any]) -> int:
     return width
 
 
-@pytest.mark.parametrize("record", [record for record in RECORDS if isinstance(record["full_total_local_spec"], int)], ids=name)
+@pytest.mark.parametrize("record", parameters(record for record in RECORDS if isinstance(record["full_total_local_spec"], int)))
 def test_parameters_of_the_local_implementation_match_megatron(record: dict[str, Any]) -> None:
     argv = [*record["argv"], "--transformer-impl", "local"]
     if "--disable-bias-linear" not in argv and "--moe-grouped-gemm" in argv:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from analyzer import analyze
-from analyzer.results import Report
+from analyzer.api import Launch, read_launch
+from analyzer.passes.stages import full_model
+from analyzer.predict.parameter_counts import ParameterCounts, parameter_counts
 from tests.data_files import data_file
 from tests.launch.model_config.configurations import published, write_config
 
@@ -48,14 +50,20 @@ FROM_FILE = (
 )
 
 
-def report_of(reference: str | Path, *more: str) -> Report:
-    return analyze(["--nproc-per-node", "8", "--info-model", str(reference), *more], environ={}, folder="/nowhere")
+def launch_of(reference: str | Path, *more: str) -> Launch:
+    return read_launch(["--nproc-per-node", "8", "--info-model", str(reference), *more], environ={}, folder=Path("/nowhere"))
+
+
+def counts_of(reference: str | Path, *more: str) -> ParameterCounts:
+    """The numbers of parameters as in a report."""
+    job = launch_of(reference, *more).job
+    return parameter_counts(job.model, full_model(job))
 
 
 @pytest.mark.parametrize("name", PUBLISHED["parameters"])
 def test_published_models(name: str) -> None:
     release = ("--info-megatron", RELEASES[name]) if name in RELEASES else ()
-    assert report_of(name, *release).parameters_unpadded == PUBLISHED["parameters"][name] + DIFFERENCES.get(name, 0)
+    assert counts_of(name, *release).unpadded == PUBLISHED["parameters"][name] + DIFFERENCES.get(name, 0)
 
 
 def test_every_model_of_the_catalogue_has_a_published_count() -> None:
@@ -64,45 +72,45 @@ def test_every_model_of_the_catalogue_has_a_published_count() -> None:
 
 @pytest.mark.parametrize("name", FROM_FILE)
 def test_from_a_configuration_file_alone(name: str, tmp_path: Path) -> None:
-    assert report_of(write_config(tmp_path, name)).parameters_unpadded == PUBLISHED["parameters"][name]
-    assert report_of(tmp_path).parameters_unpadded == PUBLISHED["parameters"][name]
+    assert counts_of(write_config(tmp_path, name)).unpadded == PUBLISHED["parameters"][name]
+    assert counts_of(tmp_path).unpadded == PUBLISHED["parameters"][name]
 
 
 @pytest.mark.parametrize("name", ["openai-community/gpt2", "Qwen/Qwen2.5-7B"])
 @pytest.mark.parametrize("release", ["0.12.3", "0.16.1", "0.18.2", "0.19.0"])
 def test_the_tokens_do_not_depend_on_the_release(name: str, release: str) -> None:
     """NullTokenizer has one token more than --vocab-size up to 0.17."""
-    report = report_of(name, "--info-megatron", release)
-    assert report.job.model.vocab_size == published()[name]["config"]["vocab_size"]
-    assert report.parameters_unpadded == PUBLISHED["parameters"][name]
+    job = launch_of(name, "--info-megatron", release).job
+    assert job.model.vocab_size == published()[name]["config"]["vocab_size"]
+    assert parameter_counts(job.model, full_model(job)).unpadded == PUBLISHED["parameters"][name]
 
 
 def test_the_tokens_are_right_if_an_option_of_the_launch_needs_a_later_release() -> None:
-    report = report_of("Qwen/Qwen2.5-7B", "--position-embedding-type", "yarn")
-    assert report.job.megatron in ("0.18.2", "0.19.0")
-    assert report.job.model.vocab_size == 152064
+    job = launch_of("Qwen/Qwen2.5-7B", "--position-embedding-type", "yarn").job
+    assert job.megatron in ("0.18.2", "0.19.0")
+    assert job.model.vocab_size == 152064
 
 
 @pytest.mark.parametrize("name", PUBLISHED["active_billions"])
 def test_active_parameters(name: str) -> None:
-    assert report_of(name).parameters_active == pytest.approx(PUBLISHED["active_billions"][name] * 1e9, rel=0.03)
+    assert counts_of(name).active == pytest.approx(PUBLISHED["active_billions"][name] * 1e9, rel=0.03)
 
 
 def test_mixtral_active_parameters_exactly() -> None:
     """All but 6 of 8 experts in 32 layers, each with three matrices."""
-    assert report_of("mistralai/Mixtral-8x7B-v0.1").parameters_active == 46_702_792_704 - 32 * 6 * 3 * 4096 * 14336
+    assert counts_of("mistralai/Mixtral-8x7B-v0.1").active == 46_702_792_704 - 32 * 6 * 3 * 4096 * 14336
 
 
 def test_the_mtp_layer_is_counted_on_request_only() -> None:
     """The MTP layer of DeepSeek-V3 has 11.6 billion parameters, with its projection and three norms (arXiv 2412.19437)."""
-    with_mtp = report_of("deepseek-ai/DeepSeek-V3", "--mtp-num-layers", "1")
+    with_mtp = analyze("--nproc-per-node 8 --info-model deepseek-ai/DeepSeek-V3 --mtp-num-layers 1", environ={}, folder="/nowhere")
     assert with_mtp.parameters_unpadded - PUBLISHED["parameters"]["deepseek-ai/DeepSeek-V3"] == 11_610_067_968
     assert "add --mtp-num-layers 1" in " ".join(with_mtp.assumptions)
 
 
 def test_the_mtp_layer_is_not_advised_with_sparse_attention() -> None:
     """Megatron-LM stops in it, and --mtp-num-layers is refused."""
-    said = " ".join(report_of("deepseek-ai/DeepSeek-V3.2", "--info-megatron", "0.18.2").assumptions)
+    said = " ".join(launch_of("deepseek-ai/DeepSeek-V3.2", "--info-megatron", "0.18.2").job.assumptions)
     assert "its MTP layer is left out; Megatron-LM stops in MTP layers with sparse attention" in said
     assert "--mtp-num-layers" not in said
 
@@ -124,4 +132,4 @@ def test_models_with_linear_attention(kind: str, changed: dict[str, object], cou
         base |= {"num_attention_heads": 16, "num_key_value_heads": 2}
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**base, "model_type": kind, **changed}))
-    assert report_of(file).parameters_unpadded == count
+    assert counts_of(file).unpadded == count

@@ -1,0 +1,43 @@
+"""Numbers of parameters of a model, without sharding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from analyzer.modules.kinds import ADAPTER_PROJECTIONS
+from analyzer.modules.tree import Module, Parameter, parameters
+from analyzer.specs import ModelSpec
+
+
+class ParameterCounts(NamedTuple):
+    """Numbers of elements of all parameters of a model. Those of adapters are not in the others."""
+
+    total: int
+    unpadded: int
+    """Without the rows that pad the vocabulary."""
+    adapters: int
+    active: int
+    """Of those that a token uses: without the experts that the router does not choose for it."""
+    routed_experts: int
+
+
+def parameter_counts(model: ModelSpec, tree: Module) -> ParameterCounts:
+    """The numbers of parameters of `tree`, the complete model."""
+    adapters = _of_adapters(tree) if model.adapters is not None else ()
+    every = tuple(parameters(tree))
+    total = sum(each.full_numel for each in every) - sum(each.full_numel for each in adapters)
+    routed = sum(each.full_numel for each in every if each.sharding == "expert")
+    routed -= sum(each.full_numel for each in adapters if each.sharding == "expert")
+    padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
+    return ParameterCounts(
+        total=total,
+        unpadded=total - padding,
+        adapters=sum(each.full_numel for each in adapters),
+        active=total - (routed - routed * model.moe.topk // model.moe.num_experts if model.moe else 0),
+        routed_experts=routed,
+    )
+
+
+def _of_adapters(tree: Module) -> tuple[Parameter, ...]:
+    """The parameters of adapters, which are not those of the model."""
+    return tuple(each for _, module in tree.walk() if module.kind in ADAPTER_PROJECTIONS for each in module.parameters)
