@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -62,11 +63,13 @@ def problem(line: str, *, gpus: int = GPUS, gpu: str = "H100-80GB") -> Problem:
     return problem_of(read_launch(words, environ={}, folder=Path("/nowhere")))
 
 
-def layouts(job: TrainingJob) -> Iterator[TrainingJob]:
-    """Yield every legal layout of the job on `GPUS` GPUs with the same global batch size."""
+def layouts(job: TrainingJob, *, order: random.Random | None = None) -> Iterator[TrainingJob]:
+    """Yield every legal layout of the job on `GPUS` GPUs with the same global batch size; with `order` in a random order."""
     layers = job.model.num_layers
     experts = (1, 2, 4, 8, 16, 32, 64) if job.model.moe is not None else (1,)
-    sizes = product((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4, 5, 10), (1, 2, 4), experts, (1, 2, 4), _RECOMPUTE, (True, False))
+    sizes = [*product((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4, 5, 10), (1, 2, 4), experts, (1, 2, 4), _RECOMPUTE, (True, False))]
+    if order is not None:
+        order.shuffle(sizes)
     for tensor, pipeline, virtual, context, expert, micro, recompute, distributed in sizes:
         data, rest = divmod(GPUS, tensor * pipeline * context)
         microbatches, left = divmod(job.batch.global_batch_size, micro * max(1, data))

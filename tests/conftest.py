@@ -26,10 +26,22 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and repo
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector away from what lives until the end: thousands of tests, tables and cached module trees."""
-    gc.collect()
+    """Keep the garbage collector away from what lives until the end: thousands of tests, tables and cached module trees.
+
+    The quick tests end before a collection could save memory: they need 1 GB in each process.
+    """
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    if QUICK:
+        gc.disable()
+    else:
+        gc.set_threshold(100_000, 50, 100)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_earlier_files_have_made() -> None:
+    """A search collects garbage itself, from time to time. In quick tests it need not go over the caches of other tests."""
+    if QUICK:
+        gc.freeze()
 
 
 def pytest_sessionfinish() -> None:

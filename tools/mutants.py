@@ -10,6 +10,7 @@ a fault survives. 2: the tests do not run, or fail without a fault.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,8 @@ def first_failure(folder: Path, tests: Sequence[str]) -> str | None:
 
     Raises SystemExit if pytest does not run them, for example if one of them does not exist.
     """
-    done = subprocess.run((*PYTEST, *tests), cwd=folder, capture_output=True, text=True)
+    environ = {**os.environ, "FUZZ": "quick", "PYTHONPATH": str(folder)}
+    done = subprocess.run((*PYTEST, *tests), cwd=folder, env=environ, capture_output=True, text=True)
     if done.returncode == 0:
         return None
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]

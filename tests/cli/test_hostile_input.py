@@ -134,7 +134,7 @@ def test_output_of_a_parser_that_is_not_utf_8_is_part_of_the_error(tmp_path: Pat
         # without the cache, the library that isolates scripts is compiled again
         pytest.param({"HOME": None}, id="no home", marks=pytest.mark.slow),
         pytest.param({"HOME": "/dev/null"}, id="home", marks=pytest.mark.slow),
-        pytest.param({"XDG_CACHE_HOME": "/dev/null/cache"}, id="cache"),
+        pytest.param({"XDG_CACHE_HOME": "/dev/null/cache"}, id="cache", marks=pytest.mark.slow),
         pytest.param({"HF_HOME": "/dev/null"}, id="hub"),
     ],
 )

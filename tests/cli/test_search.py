@@ -20,7 +20,7 @@ from tests.report.printed import section, titles
 ROOT = Path(__file__).parents[2]
 ALONE = ("--nproc-per-node", "8", "pretrain_gpt.py", *BASE.split(), "--global-batch-size", "64", "--info-gpu", "H100-80GB")
 LAUNCH = (*ALONE, "--info-workers", "1")
-SEARCH = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch,recompute")
+SEARCH = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch,recompute", "--global-batch-size", "16")
 SMALL = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch")
 """A search of 40 layouts."""
 
@@ -63,8 +63,8 @@ def test_the_commands_on_the_console_can_be_pasted(printed: tuple[Outcome, Path]
 
 def test_a_release_without_an_option_has_no_layouts_with_it() -> None:
     """Context parallelism, uneven stages and --recompute-modules are later than the code of August 2023."""
-    words = (*LAUNCH, "--num-layers", "4", "--global-batch-size", "16", "--info-megatron", "2023", "--info-search")
-    found = report(*words, "--info-gpu-memory", "4GiB")["search"]
+    words = (*LAUNCH, "--num-layers", "2", "--global-batch-size", "16", "--info-megatron", "2023", "--info-search")
+    found = report(*words, "--info-gpu-memory", "2GiB")["search"]
     assert len(found["commands"]) == 3
     for command, layout in zip(found["commands"], found["best"], strict=False):
         alone = report(*shlex.split(command)[1:], "--info-megatron", "2023", "--info-gpu", "H100-80GB")

@@ -52,7 +52,11 @@ def test_a_report_of_offloading_is_the_document_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["generate_llama3_70b", pytest.param("generate_mixtral_8x7b", marks=pytest.mark.slow), "generate_opt_30b"]
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("generate_llama3_70b", "generate_mixtral_8x7b")),
+        "generate_opt_30b",
+    ],
 )
 def test_the_examples(name: str) -> None:
     """The launch of each script, with the options of the command in its comment."""

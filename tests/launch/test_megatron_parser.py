@@ -184,14 +184,14 @@ def test_an_unwritable_cache_is_not_an_error(checkout: Path, tmp_path: Path) -> 
     assert read("--num-layers", "2", cache=tmp_path / "file", folder=checkout).values["num_layers"] == 2
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "[1]", '[{"flag": 1}]', "[" * 100_000])
-def test_a_malformed_cached_table_is_written_again(content: str, checkout: Path, tmp_path: Path) -> None:
+def test_a_malformed_cached_table_is_written_again(checkout: Path, tmp_path: Path) -> None:
     read("--num-layers", "2", cache=tmp_path, folder=checkout)
     (cached,) = (tmp_path / "get-training-info").glob("*.json")
     complete = cached.read_bytes()
-    cached.write_text(content)
-    assert read("--num-layers", "2", cache=tmp_path, folder=checkout).values["num_layers"] == 2
-    assert cached.read_bytes() == complete
+    for content in ("", "{", "[]", "{}", "[1]", '[{"flag": 1}]', "[" * 100_000):
+        cached.write_text(content)
+        assert read("--num-layers", "2", cache=tmp_path, folder=checkout).values["num_layers"] == 2, content[:10]
+        assert cached.read_bytes() == complete, content[:10]
 
 
 def test_a_user_without_a_home_folder_has_no_cache(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

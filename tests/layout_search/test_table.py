@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(find_spec("pandas") is None and not os.environ.g
 
 @pytest.fixture(scope="module")
 def result() -> SearchResult:
-    return search_space(tiny_space(), Workers())
+    return search_space(tiny_space(("tp", "pp")), Workers())
 
 
 def test_a_row_for_each_layout_of_the_result(result: SearchResult) -> None:

@@ -17,10 +17,14 @@ ARGV = (
 )
 
 
-def tiny_space() -> Space:
-    """Some layouts of the launch: a search of three rounds."""
+SEARCHED = ("tp", "pp", "cp", "recompute", "optimizer")
+"""Dimensions of a search of three rounds."""
+
+
+def tiny_space(over: Sequence[str] = SEARCHED) -> Space:
+    """Some layouts of the launch."""
     launch = read_launch(ARGV.split(), environ={}, folder=Path("/"))
-    return space_of(problem_of(launch), over=("tp", "pp", "cp", "recompute", "optimizer"))
+    return space_of(problem_of(launch), over=over)
 
 
 class Disturbed(Workers):

@@ -112,7 +112,7 @@ def problem(**more: bool) -> Problem:
 
 
 def test_the_search_finds_policies_that_fit_and_can_be_run() -> None:
-    found = search(problem(compress_cache=True), block_sizes(24))
+    found = search(problem(compress_cache=True), block_sizes(8))
     assert found
     assert [each.throughput for each in found] == sorted((each.throughput for each in found), reverse=True)
     for each in found:
@@ -125,7 +125,7 @@ def test_the_search_finds_policies_that_fit_and_can_be_run() -> None:
 
 
 def test_the_front_has_no_policy_that_another_beats() -> None:
-    found = search(problem(), block_sizes(24))
+    found = search(problem(), block_sizes(12))
     kept = front(found)
     assert kept[-1] == found[0]
     for each in found:
