@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,15 @@ def test_every_fault_changes_one_line_of_valid_code(fault: Fault) -> None:
 def test_every_fault_names_a_test_that_exists(fault: Fault) -> None:
     file, _, name = fault.test.partition("::")
     assert name in {each.name for each in ast.parse((ROOT / file).read_text()).body if isinstance(each, ast.FunctionDef)}
+
+
+def test_every_package_of_formulas_has_a_fault() -> None:
+    packages = {Path(fault.file).parts[1] for fault in FAULTS}
+    assert packages >= {
+        *("specs", "launch", "frameworks", "script", "layout", "schedule", "hardware", "modules", "buffers", "passes", "program"),
+        *("states", "memory", "communication", "trace", "predict", "time", "layout_search", "inference", "report"),
+    }
+    assert len(FAULTS) >= 40
 
 
 def test_names_are_unique() -> None:
