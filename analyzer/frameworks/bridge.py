@@ -29,7 +29,6 @@ DUMP: Final = (
 _OTHER: Final = re.compile(r"VL|Vl|Omni|Audio|ASR|T5|Llava|MIMO|Mimo|Diffusion|DiT|Flux|Wan|Distillation")
 """Parts of the names of providers of models that are no GPT."""
 _OTHER_KEYS: Final = ("vision_config", "vision_transformer_config", "encoder_num_layers", "teacher")
-_HYBRID: Final = re.compile(r"Mamba|Hybrid|Nemotron(?:H|Nano|VL)|Falcon")
 _ACTIVATIONS: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
     ("silu", True): ("--swiglu",),
     ("swish", True): ("--swiglu",),

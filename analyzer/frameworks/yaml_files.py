@@ -15,7 +15,6 @@ from analyzer.errors import InputError
 from analyzer.files import refuse_special_file
 from analyzer.launch.written_files import as_written
 
-ENDINGS: Final = (".yaml", ".yml")
 Tree = dict[str, Any]
 _MOST_FILES: Final = 100
 """Files that one launch may include."""
