@@ -20,7 +20,7 @@ from tests.report.printed import section, titles
 ROOT = Path(__file__).parents[2]
 ALONE = ("--nproc-per-node", "8", "pretrain_gpt.py", *BASE.split(), "--global-batch-size", "64", "--info-gpu", "H100-80GB")
 LAUNCH = (*ALONE, "--info-workers", "1")
-SEARCH = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch,recompute", "--global-batch-size", "16")
+SEARCH = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch,recompute")
 SMALL = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch")
 """A search of 40 layouts."""
 
@@ -33,14 +33,15 @@ def searched(*words: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
-    """The console report of SEARCH, and its table."""
+    """The console report of a search, and its table."""
     file = tmp_path_factory.mktemp("search") / "layouts.csv"
-    return run(*SEARCH, "--info-search-csv", str(file)), file
+    return run(*SMALL, "--info-search-csv", str(file)), file
 
 
-def test_the_printed_commands_give_the_figures_of_the_search() -> None:
+@pytest.mark.parametrize("words", [SMALL, pytest.param(SEARCH, marks=pytest.mark.slow)], ids=["small", "recomputation"])
+def test_the_printed_commands_give_the_figures_of_the_search(words: tuple[str, ...]) -> None:
     """A command can be pasted: analyzed by itself, it has the memory and the time that the search has found."""
-    found = searched(*SEARCH)["search"]
+    found = searched(*words)["search"]
     assert len(found["commands"]) == 3
     for command, layout in zip(found["commands"], found["best"], strict=False):
         assert "--info" not in command
@@ -57,14 +58,15 @@ def test_the_commands_on_the_console_can_be_pasted(printed: tuple[Outcome, Path]
     """A shell reads the lines of each as one command, the same as in the JSON report."""
     commands = printed[0].out.partition("Commands of the first layouts")[2]
     pasted = [" ".join(shlex.split(text.partition("\n")[2].replace("\\\n", " "))) for text in commands.split("# place ")[1:]]
-    assert pasted == [" ".join(shlex.split(command)) for command in searched(*SEARCH)["search"]["commands"]]
+    assert pasted == [" ".join(shlex.split(command)) for command in searched(*SMALL)["search"]["commands"]]
     assert "\\\n" in commands
 
 
+@pytest.mark.slow
 def test_a_release_without_an_option_has_no_layouts_with_it() -> None:
     """Context parallelism, uneven stages and --recompute-modules are later than the code of August 2023."""
-    words = (*LAUNCH, "--num-layers", "2", "--global-batch-size", "16", "--info-megatron", "2023", "--info-search")
-    found = report(*words, "--info-gpu-memory", "2GiB")["search"]
+    words = (*LAUNCH, "--info-megatron", "2023", "--info-search")
+    found = report(*words, "--info-gpu-memory", "6GiB")["search"]
     assert len(found["commands"]) == 3
     for command, layout in zip(found["commands"], found["best"], strict=False):
         alone = report(*shlex.split(command)[1:], "--info-megatron", "2023", "--info-gpu", "H100-80GB")
@@ -73,11 +75,14 @@ def test_a_release_without_an_option_has_no_layouts_with_it() -> None:
         assert {"--context-parallel-size", "--decoder-last-pipeline-num-layers", "--recompute-modules"}.isdisjoint(
             layout["options"]
         )
+
+
+def test_a_dimension_whose_option_the_release_lacks_is_refused() -> None:
     assert_refused(run(*ALONE, "--info-megatron", "2023", "--info-search", "--info-search-over", "cp"), "--info-search-over")
 
 
 def test_the_best_layouts_are_in_order_and_not_slower_than_the_launch() -> None:
-    document = searched(*SEARCH)
+    document = searched(*SMALL)
     found = document["search"]
     times = [each["iteration_seconds"] for each in found["best"]]
     assert times == sorted(times)
@@ -95,7 +100,7 @@ def test_the_console_lists_the_layouts_and_the_commands(printed: tuple[Outcome, 
     assert titles(outcome.out)[0] == "Search"
     assert titles(outcome.out)[-1] == "Commands of the first layouts"
     rows = [line for line in section(outcome.out, "Search") if line.strip()[:1].isdigit() and "GiB" in line]
-    found = searched(*SEARCH)["search"]
+    found = searched(*SMALL)["search"]
     assert len(rows) == len(found["best"])
     written = list(csv.DictReader(file.open()))
     assert sum(row["best"] == "True" for row in written) == len(found["best"])

@@ -128,6 +128,7 @@ def modules_of(program: str) -> set[str]:
     return set(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_a_training_imports_no_module_of_inference() -> None:
     inference = f"{LLAMA} --info-inference batch=1,prompt=8,generate=8"
     loaded = modules_of(f"import get_training_info\nget_training_info.main({inference.split()!r})")

@@ -41,7 +41,8 @@ def test_the_most_regular_trace_is_not_a_bomb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"), [("[" * 100_000, "cannot be decoded"), (json.dumps("x" * (17 << 20)), "more than 16 MiB")]
+    ("text", "fault"),
+    [("[" * 100_000, "cannot be decoded"), pytest.param(json.dumps("x" * (17 << 20)), "more than 16 MiB", marks=pytest.mark.slow)],
 )
 def test_a_nested_or_very_long_text_is_refused(tmp_path: Path, text: str, fault: str) -> None:
     path = tmp_path / "trace"

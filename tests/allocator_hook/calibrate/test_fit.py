@@ -35,7 +35,8 @@ def test_exact_times_give_the_exact_efficiencies() -> None:
     assert set(MEASURABLE) == set(KNOWN)
 
 
-@pytest.mark.parametrize("outlier", [pytest.param(1.0, marks=pytest.mark.slow), 3.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("outlier", [1.0, 3.0])
 def test_noise_and_a_slow_kernel_change_them_little(outlier: float) -> None:
     measured = times([*standard_set(), *TRANSFERS], noise=0.02)
     place = next(place for place, each in enumerate(measured) if isinstance(each.item, Gemm) and each.item.k == 4096)

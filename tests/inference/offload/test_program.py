@@ -151,6 +151,7 @@ def test_a_cache_on_the_gpu_is_left_to_the_gpu() -> None:
         assert not (each.policy.schedule.attention_on_cpu and each.policy.placement.cache.gpu == 1)
 
 
+@pytest.mark.slow
 def test_a_huge_block_ends_the_search_at_the_memory() -> None:
     sizes = [each.policy.schedule.block_size for each in search(problem(), block_sizes(10**8))]
     assert 8 < max(sizes) < 10**4

@@ -130,6 +130,7 @@ def test_what_is_not_modelled_is_refused(line: str, named: str) -> None:
     assert_refused(run(*line.split()), named)
 
 
+@pytest.mark.slow
 def test_without_scipy_a_search_is_refused_and_a_policy_is_not() -> None:
     for value, status in (("search", 2), (POLICY, 0)):
         program = (
