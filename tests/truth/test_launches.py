@@ -74,6 +74,8 @@ def refused_option(record: dict[str, Any]) -> str | None:
 
 LARGE = ("sbatch_mfsdp_deepseek_v3.sh", "train_llama3_8b_fsdp_h100_fp8.sh")
 """Scripts whose reports take a second each."""
+MOST_GPUS = 256
+"""GPUs of a launch in the quick tests."""
 
 
 def parameters(records: Iterable[dict[str, Any]]) -> list[ParameterSet]:
@@ -82,7 +84,7 @@ def parameters(records: Iterable[dict[str, Any]]) -> list[ParameterSet]:
     found = []
     for record in records:
         key = (record["script"].partition("@")[0], str(record["variant"]))
-        slow = key in seen or any(large in record["script"] for large in LARGE)
+        slow = key in seen or any(large in record["script"] for large in LARGE) or (record["stated"]["world_size"] or 0) > MOST_GPUS
         seen.add(key)
         found.append(pytest.param(record, marks=[pytest.mark.slow] if slow else [], id=name(record)))
     return found

@@ -32,7 +32,7 @@ def name(record: dict[str, Any]) -> str:
 
 
 RECORDS = truth_records(FILE)
-MOST_CHUNKS = 8
+MOST_CHUNKS = 4
 """Chunks of a launch in the quick tests. The report of each chunk has its tree."""
 
 
