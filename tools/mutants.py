@@ -2,8 +2,8 @@
 
     python tools/mutants.py [--all-tests] [NAME ...]
 
-For each fault the test that it names runs, which takes about a second; with `--all-tests` all fast tests, as `make fast` runs them,
-which take a minute. The tests run in a temporary copy of the repository, without the golden outputs and without the shadow engine. Exit status 1:
+For each fault the test that it names runs, which takes about a second; with `--all-tests` all fast tests, which take a minute or
+two. The tests run in a temporary copy of the repository, without the golden outputs and without the shadow engine. Exit status 1:
 a fault survives. 2: the tests do not run, or fail without a fault.
 """
 

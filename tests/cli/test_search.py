@@ -7,7 +7,7 @@ import json
 import shlex
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -31,34 +31,46 @@ def searched(*words: str) -> dict[str, Any]:
     return report(*words)
 
 
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
-    """The console report of a search, and its table."""
+SEARCHES = [pytest.param(SMALL, id="small"), pytest.param(SEARCH, marks=pytest.mark.slow, id="recomputation")]
+EACH = pytest.mark.parametrize("words", SEARCHES)
+
+
+class Printed(NamedTuple):
+    """A search on the console."""
+
+    outcome: Outcome
+    table: Path
+    found: dict[str, Any]
+    """The same search in the JSON report."""
+
+
+@pytest.fixture(scope="module", params=SEARCHES)
+def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Printed:
     file = tmp_path_factory.mktemp("search") / "layouts.csv"
-    return run(*SMALL, "--info-search-csv", str(file)), file
+    return Printed(run(*request.param, "--info-search-csv", str(file)), file, searched(*request.param)["search"])
 
 
-@pytest.mark.parametrize("words", [SMALL, pytest.param(SEARCH, marks=pytest.mark.slow)], ids=["small", "recomputation"])
+@EACH
 def test_the_printed_commands_give_the_figures_of_the_search(words: tuple[str, ...]) -> None:
     """A command can be pasted: analyzed by itself, it has the memory and the time that the search has found."""
     found = searched(*words)["search"]
     assert len(found["commands"]) == 3
     for command, layout in zip(found["commands"], found["best"], strict=False):
         assert "--info" not in command
-        words = shlex.split(command)
-        assert words[0] == "torchrun"
-        alone = report(*words[1:], "--info-gpu", "H100-80GB")
+        program, *pasted = shlex.split(command)
+        assert program == "torchrun"
+        alone = report(*pasted, "--info-gpu", "H100-80GB")
         assert layout["device_bytes"] == max(rank["memory"]["device_bytes"] for rank in alone["ranks"])
         assert alone["time"]["iteration_seconds"] == pytest.approx(layout["iteration_seconds"], rel=1e-9)
         assert alone["time"]["parts_seconds"] == pytest.approx(layout["parts_seconds"], rel=1e-9)
         assert alone["verdict"]["fits"] is True
 
 
-def test_the_commands_on_the_console_can_be_pasted(printed: tuple[Outcome, Path]) -> None:
+def test_the_commands_on_the_console_can_be_pasted(printed: Printed) -> None:
     """A shell reads the lines of each as one command, the same as in the JSON report."""
-    commands = printed[0].out.partition("Commands of the first layouts")[2]
+    commands = printed.outcome.out.partition("Commands of the first layouts")[2]
     pasted = [" ".join(shlex.split(text.partition("\n")[2].replace("\\\n", " "))) for text in commands.split("# place ")[1:]]
-    assert pasted == [" ".join(shlex.split(command)) for command in searched(*SMALL)["search"]["commands"]]
+    assert pasted == [" ".join(shlex.split(command)) for command in printed.found["commands"]]
     assert "\\\n" in commands
 
 
@@ -81,8 +93,9 @@ def test_a_dimension_whose_option_the_release_lacks_is_refused() -> None:
     assert_refused(run(*ALONE, "--info-megatron", "2023", "--info-search", "--info-search-over", "cp"), "--info-search-over")
 
 
-def test_the_best_layouts_are_in_order_and_not_slower_than_the_launch() -> None:
-    document = searched(*SMALL)
+@EACH
+def test_the_best_layouts_are_in_order_and_not_slower_than_the_launch(words: tuple[str, ...]) -> None:
+    document = searched(*words)
     found = document["search"]
     times = [each["iteration_seconds"] for each in found["best"]]
     assert times == sorted(times)
@@ -94,24 +107,24 @@ def test_the_best_layouts_are_in_order_and_not_slower_than_the_launch() -> None:
     assert [size for _, size in front] == sorted((size for _, size in front), reverse=True)
 
 
-def test_the_console_lists_the_layouts_and_the_commands(printed: tuple[Outcome, Path]) -> None:
-    outcome, file = printed
+def test_the_console_lists_the_layouts_and_the_commands(printed: Printed) -> None:
+    outcome, file, found = printed
     assert (outcome.status, outcome.err) == (0, "")
     assert titles(outcome.out)[0] == "Search"
     assert titles(outcome.out)[-1] == "Commands of the first layouts"
     rows = [line for line in section(outcome.out, "Search") if line.strip()[:1].isdigit() and "GiB" in line]
-    found = searched(*SMALL)["search"]
     assert len(rows) == len(found["best"])
     written = list(csv.DictReader(file.open()))
     assert sum(row["best"] == "True" for row in written) == len(found["best"])
     assert float(written[0]["iteration_seconds"]) == pytest.approx(found["best"][0]["iteration_seconds"])
 
 
-def test_kept_options_do_not_change() -> None:
-    found = report(*SMALL, "--info-keep", "tensor-model-parallel-size,--micro-batch-size")["search"]
+@EACH
+def test_kept_options_do_not_change(words: tuple[str, ...]) -> None:
+    found = report(*words, "--info-keep", "tensor-model-parallel-size,--micro-batch-size")["search"]
     for layout in found["best"] + found["front"]:
         assert {"--tensor-model-parallel-size", "--micro-batch-size"}.isdisjoint(layout["options"])
-    changed = {flag for layout in searched(*SMALL)["search"]["best"] for flag in layout["options"]}
+    changed = {flag for layout in searched(*words)["search"]["best"] for flag in layout["options"]}
     assert changed & {"--tensor-model-parallel-size", "--micro-batch-size"}
 
 
@@ -121,17 +134,18 @@ def test_without_any_layout_that_fits_the_exit_status_is_1() -> None:
     assert "No layout fits." in outcome.out
 
 
-def test_a_launch_that_does_not_fit_gets_the_smallest_change() -> None:
+@EACH
+def test_a_launch_that_does_not_fit_gets_the_smallest_change(words: tuple[str, ...]) -> None:
     """With memory between that of the launch and that of a change of one dimension, one is enough."""
     launch = report(*ALONE)
     needed = max(rank["memory"]["device_bytes"] for rank in launch["ranks"])
     memory = ("--info-gpu-memory", str(needed - 1))
-    found = report(*SMALL, *memory)["search"]
+    found = report(*words, *memory)["search"]
     assert found["given"] is None
     change = found["smallest_change"]
     assert change["device_bytes"] < needed
     assert change["options"]
-    text = run(*SMALL, *memory).out
+    text = run(*words, *memory).out
     assert "does not fit. The smallest change that fits: --" in " ".join(text.split())
 
 
@@ -183,9 +197,10 @@ def test_numbers_of_gpus_and_gpus_are_compared() -> None:
     assert titles(run(*words).out) == ("Fastest layouts that fit",)
 
 
-def test_one_gpu_alone_equals_its_search_in_a_comparison() -> None:
-    alone = searched(*SMALL)["search"]["best"]
-    compared = report(*SMALL, "--info-search-gpus", "8")["searches"][0]["best"]
+@EACH
+def test_one_gpu_alone_equals_its_search_in_a_comparison(words: tuple[str, ...]) -> None:
+    alone = searched(*words)["search"]["best"]
+    compared = report(*words, "--info-search-gpus", "8")["searches"][0]["best"]
     assert compared == alone
 
 
@@ -240,9 +255,10 @@ def test_a_search_needs_a_gpu() -> None:
     assert_refused(run(*ALONE[:-2], "--info-search"), "--info-search")
 
 
-def test_the_python_api_gives_the_same_layouts() -> None:
-    result = search(ALONE, over=("tp", "pp", "micro-batch"))
-    found = searched(*SMALL)["search"]
+@EACH
+def test_the_python_api_gives_the_same_layouts(words: tuple[str, ...]) -> None:
+    result = search(ALONE, over=words[-1].split(","))
+    found = searched(*words)["search"]
     assert [each.options for each in result.best] == [each["options"] for each in found["best"]]
     assert {each.layout for each in result} == {each.layout for each in (*result.best, *result.front)}
     with pytest.raises(InputError, match="--info-search-over"):

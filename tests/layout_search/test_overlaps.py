@@ -83,13 +83,13 @@ def test_the_exchange_of_tokens_overlaps_where_it_is_faster() -> None:
 
 
 SMALL_MOE = MOE.replace("--num-layers 16", "--num-layers 4").replace("--global-batch-size 64", "--global-batch-size 16")
-FEW_MICROBATCHES = DENSE.replace("--global-batch-size 256", "--global-batch-size 64")
-
-
-@pytest.mark.parametrize(
-    ("line", "over"),
-    [pytest.param(FEW_MICROBATCHES, ("tp", "pp", "overlap"), marks=pytest.mark.slow), (SMALL_MOE, ("ep", "tp", "overlap"))],
+SLOW = (
+    pytest.param(DENSE, ("tp", "pp", "overlap"), marks=pytest.mark.slow),
+    pytest.param(MOE, ("ep", "tp", "overlap"), marks=pytest.mark.slow),
 )
+
+
+@pytest.mark.parametrize(("line", "over"), [*SLOW, (SMALL_MOE, ("ep", "tp", "overlap"))])
 def test_each_layout_is_accepted_and_has_the_figures_of_its_report(line: str, over: tuple[str, ...]) -> None:
     result = found(line, *over)
     assert result.best
@@ -162,8 +162,9 @@ def test_short_text_of_overlaps() -> None:
     assert as_short_text({"--tp-comm-overlap": False}) == "no --tp-comm-overlap"
 
 
-def test_layouts_within_the_error_equal_the_first() -> None:
-    result = found(DENSE, "tp", "pp", "overlap")
+@pytest.mark.parametrize("over", [("tp", "pp", "overlap"), pytest.param(("tp", "pp", "vpp", "overlap"), marks=pytest.mark.slow)])
+def test_layouts_within_the_error_equal_the_first(over: tuple[str, ...]) -> None:
+    result = found(DENSE, *over)
     assert result.error == ERROR_OF_ORDER == 0.03
     limit = 1.03 * result.best[0].iteration_seconds
     equal = [each.iteration_seconds <= limit for each in result.best]
@@ -177,9 +178,10 @@ def test_layouts_within_the_error_equal_the_first() -> None:
     assert sum(map(replace(result, error=0.0).equals_first, result.best)) == 1
 
 
-def test_the_table_marks_equal_layouts() -> None:
-    result = found(DENSE, "tp", "pp", "overlap")
-    printed = run(*DENSE.split(), "--info-search", "--info-search-over", "tp,pp,overlap", "--info-workers", "1").out
+@pytest.mark.parametrize("over", [("tp", "pp", "overlap"), pytest.param(("tp", "pp", "vpp", "overlap"), marks=pytest.mark.slow)])
+def test_the_table_marks_equal_layouts(over: tuple[str, ...]) -> None:
+    result = found(DENSE, *over)
+    printed = run(*DENSE.split(), "--info-search", "--info-search-over", ",".join(over), "--info-workers", "1").out
     marked = [line.split()[1] == "=" for line in printed.splitlines() if " GiB " in line and line.strip()[:1].isdigit()]
     assert marked[: len(result.best)] == [place > 0 and result.equals_first(each) for place, each in enumerate(result.best)]
     assert "=: equal to the first, within the error of the times (3%)." in printed

@@ -101,7 +101,7 @@ def test_an_interrupted_search_returns_what_it_has_found(rounds: int) -> None:
 
 
 def test_a_search_without_a_layout_that_fits_is_empty_and_complete() -> None:
-    found = result(memory="300MiB")
+    found = result(memory="600MiB")
     assert (found.best, found.front, found.given, found.place) == ((), (), None, None)
     assert found.complete
     assert not list(found)

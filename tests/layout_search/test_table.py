@@ -11,14 +11,15 @@ import pytest
 from analyzer.layout_search.executors import Workers
 from analyzer.layout_search.result import SearchResult
 from analyzer.layout_search.search import search_space
-from tests.layout_search.tiny import tiny_space
+from tests.examples import QUICK
+from tests.layout_search.tiny import SEARCHED, tiny_space
 
 pytestmark = pytest.mark.skipif(find_spec("pandas") is None and not os.environ.get("CI"), reason="the extra test is not installed")
 
 
 @pytest.fixture(scope="module")
 def result() -> SearchResult:
-    return search_space(tiny_space(("tp", "pp")), Workers())
+    return search_space(tiny_space(("tp", "pp") if QUICK else SEARCHED), Workers())
 
 
 def test_a_row_for_each_layout_of_the_result(result: SearchResult) -> None:

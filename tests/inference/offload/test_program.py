@@ -15,7 +15,7 @@ from analyzer.inference.offload.search import Problem, block_sizes, front, searc
 from analyzer.inference.offload.steps import Block, block
 from analyzer.inference.offload.tensors import sub_layers
 from analyzer.inference.offload.work import Case
-from tests.examples import examples
+from tests.examples import QUICK, examples
 from tests.inference.offload.small_case import MODEL, fits, small
 
 PARTS = 3
@@ -112,7 +112,7 @@ def problem(**more: bool) -> Problem:
 
 
 def test_the_search_finds_policies_that_fit_and_can_be_run() -> None:
-    found = search(problem(compress_cache=True), block_sizes(8))
+    found = search(problem(compress_cache=True), block_sizes(8 if QUICK else 24))
     assert found
     assert [each.throughput for each in found] == sorted((each.throughput for each in found), reverse=True)
     for each in found:
@@ -125,7 +125,7 @@ def test_the_search_finds_policies_that_fit_and_can_be_run() -> None:
 
 
 def test_the_front_has_no_policy_that_another_beats() -> None:
-    found = search(problem(), block_sizes(12))
+    found = search(problem(), block_sizes(12 if QUICK else 24))
     kept = front(found)
     assert kept[-1] == found[0]
     for each in found:
