@@ -28,7 +28,7 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and repo
 def pytest_collection_finish() -> None:
     """Keep the garbage collector away from what lives until the end: thousands of tests, tables and cached module trees.
 
-    The quick tests end before a collection could save memory: they need 1 GB in each process.
+    The quick tests end before a collection could save memory: all of them in one process need 1.8 GB.
     """
     gc.freeze()
     if QUICK:
