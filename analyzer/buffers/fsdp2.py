@@ -26,6 +26,8 @@ class TorchUnit:
     name: str
     numel: int
     """Elements including the padding of each parameter."""
+    parameters: tuple[int, ...]
+    """The same of each parameter."""
     dtype: str
     kind: ModuleKind | None = None
     """The kind of the module; None for the root."""
@@ -63,8 +65,8 @@ def is_torch_unit(job: TrainingJob, module: Module) -> bool:
 def torch_unit(job: TrainingJob, name: str, listed: list[Parameter]) -> TorchUnit:
     """The unit with the given parameters."""
     ranks = job.parallel.data_with_context
-    numel = sum(ranks * parameter.pieces * torch_shard_numel(job, parameter) for parameter in listed)
-    return TorchUnit(name=name, numel=numel, dtype=job.precision.parameters)
+    parameters = tuple(ranks * torch_shard_numel(job, each) for each in listed for _ in range(each.pieces))
+    return TorchUnit(name=name, numel=sum(parameters), parameters=parameters, dtype=job.precision.parameters)
 
 
 def split_by_expert(parameter: Parameter) -> bool:

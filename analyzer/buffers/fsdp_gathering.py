@@ -179,14 +179,14 @@ class Gathering:
         return sum(self.buckets[number].numel for number in ids)
 
     def tensors(self, ids: Ids, name: str) -> tuple[Tensor, ...]:
-        """The unsharded buckets outside the persistent buffers, as one tensor per element type."""
-        sizes: dict[str, int] = {}
+        """The unsharded buckets outside the persistent buffers, one tensor each."""
+        found = []
         for number in sorted(ids):
             bucket = self.buckets[number]
             if shard_ranks(self.job, bucket.group) > 1 and bucket.unit not in self.pooled:
                 dtype = bucket.dtype if name == PARAMETERS else reduced_dtype(self.job, bucket)
-                sizes[dtype] = sizes.get(dtype, 0) + bucket.numel
-        return tuple(Tensor(name=name, shape=(numel,), dtype=dtype, formula="full buckets") for dtype, numel in sizes.items())
+                found.append(Tensor(name=name, shape=(bucket.numel,), dtype=dtype, formula="full bucket"))
+        return tuple(found)
 
 
 def chunk_passes(job: TrainingJob, tree: Module, buckets: tuple[ShardedBucket, ...], *, first: bool = False) -> ChunkPasses:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from analyzer.buffers.fsdp import ShardedBucket, is_segment, is_unit, layers_under_checkpoint, of_one_expert
 from analyzer.buffers.fsdp_gathering import GRADIENTS, Gathering, Ids
@@ -20,6 +20,9 @@ from analyzer.modules.moe.experts import WEIGHT_GRADIENTS_OF_EXPERTS
 from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
 from analyzer.specs import TrainingJob
 from analyzer.units import DTYPE_BYTES
+
+BEYOND: Final = "beyond what is freed before"
+"""`Tensor.formula` of the part of a tensor that adds to the peak of a module (`beyond_freed`)."""
 
 
 class _Bucket(NamedTuple):
@@ -163,5 +166,5 @@ def beyond_freed(gradients: tuple[Tensor, ...], module: Module, *, last: bool = 
         extra = max(0, tensor.bytes - freed)
         freed = max(0, freed - tensor.bytes)
         if extra:
-            beyond.append(replace(tensor, shape=(int(extra / DTYPE_BYTES[tensor.dtype]),)))
+            beyond.append(replace(tensor, shape=(int(extra / DTYPE_BYTES[tensor.dtype]),), formula=BEYOND))
     return tuple(beyond)

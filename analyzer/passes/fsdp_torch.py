@@ -16,7 +16,7 @@ from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
-from analyzer.passes.fsdp_gradients import beyond_freed
+from analyzer.passes.fsdp_gradients import BEYOND, beyond_freed
 from analyzer.passes.piece_workspaces import Workspaces, with_workspaces
 from analyzer.specs import TrainingJob
 
@@ -105,7 +105,7 @@ class _Chunk:
         """
         if self.unsharded or not self.last_embedding or passed > self.last_embedding:
             return ()
-        return _each(PARAMETERS, self.units[self.last_embedding : self.last_embedding + 1])
+        return _copied_out(self.units[self.last_embedding : self.last_embedding + 1])
 
     @cached_property
     def unsharded(self) -> bool:
@@ -120,7 +120,7 @@ class _Chunk:
         for index, piece in enumerate(self.pieces):
             of_root = _each_parameter(GRADIENTS, (each for listed in self.outside[index + 1 :] for each in listed))
             left = self.left_by_embedding(passed + is_torch_unit(self.job, piece))
-            earlier = (*root, *_each(PARAMETERS, _once(self.units[:passed]))) if self.unsharded else root
+            earlier = (*root, *_copied_out(_once(self.units[:passed]))) if self.unsharded else root
             if is_torch_unit(self.job, piece):
                 yield self._of_unit(piece, passed, checkpoints[index], root, (*of_root, *left))
                 passed += 1
@@ -148,8 +148,8 @@ class _Chunk:
         if again is not None and not self.unsharded:
             again = (*again, *_each(ALL_GATHER, own))
         return Workspaces(
-            forward=(*root, *_each(PARAMETERS, in_forward), *_each(ALL_GATHER, self.gathered_last(number + 1))),
-            backward=(*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, prefetched), *reducing, *kept),
+            forward=(*root, *_copied_out(in_forward), *_each(ALL_GATHER, self.gathered_last(number + 1))),
+            backward=(*root, *_copied_out(gathered), *_each(ALL_GATHER, prefetched), *reducing, *kept),
             recompute=again,
         )
 
@@ -163,7 +163,7 @@ class _Chunk:
         prefetches = not self.unsharded and self.prefetched_by(checkpoint.stop)
         last = self.units[max(passed, checkpoint.stop - 1) : checkpoint.stop] if prefetches else ()
         after = self.units[checkpoint.stop : checkpoint.stop + 1]
-        return (*root, *_each(PARAMETERS, gathered), *_each(ALL_GATHER, last), *_each(REDUCE_SCATTER, after), *kept)
+        return (*root, *_copied_out(gathered), *_each(ALL_GATHER, last), *_each(REDUCE_SCATTER, after), *kept)
 
 
 def _beginnings(chunk: _Chunk) -> Iterator[Workspaces]:
@@ -186,7 +186,7 @@ def _beyond_first(module: Module, buffers: tuple[Tensor, ...]) -> tuple[Tensor, 
     saved = tuple(tensor for tensor in module.saved if not tensor.made_in)
     extra = total_bytes(buffers) - total_bytes((*saved, *module.forward_workspace, *module.forward_held))
     name = "all-gather buffer of the preceding unit, beyond later tensors"
-    return (Tensor(name=name, shape=(extra,), dtype="uint8"),) if extra > 0 else ()
+    return (Tensor(name=name, shape=(extra,), dtype="uint8", formula=BEYOND),) if extra > 0 else ()
 
 
 def _checkpoints_of_pieces(job: TrainingJob, tree: Module) -> tuple[range | None, ...]:
@@ -218,6 +218,15 @@ def _once(units: Sequence[TorchUnit]) -> tuple[TorchUnit, ...]:
 def _each_parameter(name: str, listed: Iterable[Parameter]) -> tuple[Tensor, ...]:
     """One unsharded tensor for each parameter."""
     return tuple(Tensor(name=name, shape=parameter.shape, dtype=parameter.dtype) for parameter in listed)
+
+
+def _copied_out(units: Sequence[TorchUnit]) -> tuple[Tensor, ...]:
+    """The unsharded parameters of units, one tensor each."""
+    return tuple(
+        Tensor(name=PARAMETERS, shape=(numel,), dtype=unit.dtype, formula=f"parameter of {unit.name}")
+        for unit in units
+        for numel in unit.parameters
+    )
 
 
 def _each(name: str, units: Sequence[TorchUnit]) -> tuple[Tensor, ...]:
