@@ -33,6 +33,8 @@ class Deferral:
     """Number of deferred calls in an iteration."""
     graph_bytes: int
     """Bytes of the received input of a microbatch and of the gradient of this input."""
+    operands: tuple[int, ...] = ()
+    """Bytes of each of the operands of one call."""
 
 
 def deferral_of(job: TrainingJob, *, microbatches: int, freed: bool = False) -> Deferral | None:
@@ -43,14 +45,19 @@ def deferral_of(job: TrainingJob, *, microbatches: int, freed: bool = False) -> 
     if not job.flags.defer_embedding_wgrad:
         return None
     shapes = shapes_of(job)
-    operands = (logits(shapes, "logits gradient", shapes.dtype), shapes.hidden("input"))
     calls = microbatches * (1 + job.model.mtp_num_layers)
     detached = job.flags.overlap_moe_expert_parallel_comm
+    operands = (
+        logits(shapes, "logits gradient", shapes.dtype),
+        shapes.hidden("input"),
+        *([shapes.hidden("input gradient")] if detached else []),
+    )
     return Deferral(
-        bytes_each=total_bytes(operands) + (shapes.hidden("input gradient").bytes if detached else 0),
+        bytes_each=total_bytes(operands),
         input_bytes=0 if detached else shapes.hidden("input").bytes,
         calls=min(calls, job.flags.wgrad_deferral_limit or calls),
         graph_bytes=0 if detached else (1 if freed else 2) * shapes.hidden("received input").bytes,
+        operands=tuple(each.bytes for each in operands),
     )
 
 

@@ -116,6 +116,12 @@ def unsharded_copy_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
     return sum(round_up(4 * piece.numel, BLOCK) for piece in _unsharded_on_gpu(job, trees))
 
 
+def pieces_on_gpu(job: TrainingJob, stage: StageModel, buffers: StageBuffers, member: tuple[int, int]) -> tuple[Piece, ...]:
+    """The pieces on the GPU of the rank with these indices in its data-parallel group and in that of the experts."""
+    placed = zip(_placements(job, stage, buffers), member, strict=True)
+    return tuple(piece for placements, index in placed for piece in placements[index % len(placements)].gpu)
+
+
 def _unsharded_on_gpu(job: TrainingJob, trees: Sequence[Module]) -> Iterator[Piece]:
     listed = [parameter for tree in trees for parameter in creation_order(tree)]
     for expert in (False, True):

@@ -99,7 +99,12 @@ def _orthogonalizing(job: TrainingJob, owned: Sequence[OptimizerParameter]) -> I
 
 
 def orthogonalization(job: TrainingJob, weight: OptimizerParameter) -> tuple[Tensor, ...]:
-    """Tensors at the peak of one weight's update, in addition to gradients, momentum and the previous update.
+    """Tensors at the peak of one weight's update, in addition to gradients, momentum and the previous update."""
+    return max(instants_of_update(job, weight), key=total_bytes)
+
+
+def instants_of_update(job: TrainingJob, weight: OptimizerParameter) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors at the highest instants of one weight's update, in order, in addition to gradients, momentum and the previous update.
 
     Queries, keys and values are copied out, orthogonalized sequentially and concatenated. With one query group on the rank
     they are views instead of copies.
@@ -108,20 +113,18 @@ def orthogonalization(job: TrainingJob, weight: OptimizerParameter) -> tuple[Ten
     rows, columns = weight.shape
     momentum: tuple[Tensor, ...] = (_fp32("gradient with Nesterov momentum", rows, columns),) if muon.nesterov else ()
     if not weight.parts or not muon.split_qkv:
-        return max(((*momentum, *candidate) for candidate in _peak_candidates(job, weight, rows, columns)), key=total_bytes)
+        yield from ((*momentum, *candidate) for candidate in _peak_candidates(job, weight, rows, columns))
+        return
     groups = rows // sum(weight.parts)
     copies = (
         tuple(_fp32("copies of queries, keys and values", groups * part, columns) for part in weight.parts) if groups > 1 else ()
     )
-    candidates = []
     done: tuple[Tensor, ...] = ()
     for part in weight.parts:
-        candidates += [
-            (*momentum, *copies, *done, *candidate) for candidate in _peak_candidates(job, weight, groups * part, columns)
-        ]
+        for candidate in _peak_candidates(job, weight, groups * part, columns):
+            yield (*momentum, *copies, *done, *candidate)
         done += (_fp32("orthogonalized parts", groups * part, columns),)
-    candidates.append((*momentum, *done, _fp32("orthogonalized gradient", rows, columns)))
-    return max(candidates, key=total_bytes)
+    yield (*momentum, *done, _fp32("orthogonalized gradient", rows, columns))
 
 
 def _peak_candidates(job: TrainingJob, weight: OptimizerParameter, rows: int, columns: int) -> Iterator[tuple[Tensor, ...]]:

@@ -83,7 +83,7 @@ def graph_memory(
     from_start = graphs.implementation == "transformer_engine" and graphs.warmup_steps == 0
     if from_start:
         workspaces = tuple(captured_from_start(workspaces, kinds, workspaces_of(job, modules)))
-    captured = _captured_steps(job, stage, iterations[1], full_iteration=full_iteration)
+    captured = captured_steps(job, stage, iterations[1], full_iteration=full_iteration)
     capture = _capture_peak(job, graphs, stage, captured, () if not full_iteration else workspaces)
     kept, after = kept_tensors(job, graphs, stage, captured, kinds, workspaces)
     hidden = shapes_of(job).hidden("input")
@@ -136,7 +136,7 @@ def _with_static_input_gradients(context: PeakContext, static: Sequence[bool]) -
     return replace(context, messages=replace(context.messages, static_gradients=tuple(static)))
 
 
-def _captured_steps(job: TrainingJob, stage: StageModel, iteration: Iteration, *, full_iteration: bool) -> Iteration:
+def captured_steps(job: TrainingJob, stage: StageModel, iteration: Iteration, *, full_iteration: bool) -> Iteration:
     """The captured steps. Without pipeline parallelism these are the steps of one microbatch, whose graphs are used for all."""
     if job.parallel.pipeline == 1 and not full_iteration:
         return Iteration((Step("forward", 0, 0), Step("backward", 0, 0)), ends_of(stage.chunks))

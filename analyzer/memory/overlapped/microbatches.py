@@ -83,6 +83,11 @@ def overlapped_peak(forward: Module, backward: Module, *, early: bool = False) -
     return _peak(_OverlappedStep(_Chunk(*units(forward)), _Chunk(*units(backward)), pair, early=early))
 
 
+def overlapped_instants(trees: Sequence[Module], pair: Pair, *, early: bool) -> Iterator[Point]:
+    """The instants of an overlapped step in order. `trees` and `early` as in `overlapped_peaks`."""
+    return _OverlappedStep(_Chunk(*units(trees[pair.forward])), _Chunk(*units(trees[pair.backward])), pair, early=early).instants()
+
+
 def _peak(step: _OverlappedStep) -> Point:
     return max(step.instants(), key=lambda point: point.bytes)
 
