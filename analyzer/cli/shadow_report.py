@@ -83,7 +83,7 @@ def _memory(job: TrainingJob, found: Replayed) -> RankMemory:
         peak_at=found.peak_at,
         peak_reserved_bytes=found.peak_reserved,
         device_bytes=found.peak_reserved + outside_allocator_bytes(job),
-        device_range_bytes=device_range(job, peak=found.peak, reserved=found.peak_reserved, replayed=True),
+        device_range_bytes=device_range(job, peak=found.peak, reserved=found.peak_reserved, replayed=True, recorded=True),
     )
 
 

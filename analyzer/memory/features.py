@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from analyzer.states.record import States
 
 
+def has_rare_features(job: TrainingJob) -> bool:
+    """Whether a job has features for which the formulas differ from those of most jobs.
+
+    They are FSDP, CUDA graphs, activation or optimizer offloading, overlapped microbatches, deferred weight gradients, and
+    optimizers that update one parameter after another.
+    """
+    elsewhere = job.fsdp or job.graphs or job.activation_offload or job.optimizer.offload or job.flags.defer_embedding_wgrad
+    return bool(elsewhere) or job.flags.overlap_moe_expert_parallel_comm or job.optimizer.facts.updates != "in place"
+
+
 def schedule_tensors(
     job: TrainingJob, model: StageModel, *, first_iteration: bool = False
 ) -> tuple[MessageTensors, tuple[tuple[Tensor, ...], ...]]:

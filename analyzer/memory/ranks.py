@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING
 
 from analyzer.errors import UnsupportedError
 from analyzer.memory.allocator.caching_allocator import OutOfMemory
-from analyzer.memory.allocator.replay import MAX_REQUESTS, first_steps, fragmentation, is_replayed, requests, with_fragmentation
-from analyzer.memory.allocator.replicas import FIRST, Member, ranks_of_members, split
-from analyzer.memory.allocator.script import Script, script
+from analyzer.memory.allocator.iterations import Phase
+from analyzer.memory.allocator.of_rank import phases_of, states_of
+from analyzer.memory.allocator.replay import MAX_REQUESTS, RARE_MAX_REQUESTS, fragmentation, with_fragmentation
+from analyzer.memory.allocator.replicas import FIRST, Member, member_of, ranks_of_members, split
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes, reserved_bytes
 from analyzer.memory.features import (
     deferrals,
     graph_memory_of,
+    has_rare_features,
     left_bytes,
     offloaded_points,
     overlapped_points,
@@ -38,7 +40,6 @@ from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.stages import last_layer_bytes_on_gpu
 from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
 from analyzer.schedule.iteration import Iteration
-from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import FP32
 from analyzer.states.record import StartPeak, States
@@ -109,29 +110,33 @@ def replayed_classes(
     ranks with other parts of the optimizer states are simulated too, and are separate classes if their reserved memory differs.
     `frees`: reserved memory that would exceed the capacity of the GPU is freed where possible.
     """
-    ranks = tensor_classes(job, stages)
+    by_stage = [tuple(_stage_classes(job, stage)) for stage in stages]
+    ranks = [(stage, each) for stage, classes in zip(stages, by_stage, strict=True) for each in classes]
     settings = _simulated(job)
     if settings is None:
-        return ranks
-    found = [[each] for each in ranks]
-    remaining = MAX_REQUESTS
-    for index in sorted(range(len(ranks)), key=lambda index: -ranks[index].memory.device_bytes):
-        stage = stages[index]
-        scripts = [script(tree) for tree in stage.model.trees]
-        orders = (first_steps(stage.iterations[0].order), first_steps(stage.iterations[1].order))
-        remaining -= requests(scripts, orders)
+        return tuple(each for _, each in ranks)
+    found = [[each] for _, each in ranks]
+    remaining = RARE_MAX_REQUESTS if has_rare_features(job) else MAX_REQUESTS
+    for index in sorted(range(len(ranks)), key=lambda index: -ranks[index][1].memory.device_bytes):
+        stage, described = ranks[index]
+        phases = phases_of(job, stage)
+        needed = sum(each.requests for each in phases if each is not None)
+        remaining -= needed
         if remaining < 0:
             break
         limit = job.hardware.capacity_bytes if frees else None
-        memory_of = partial(_memory_of_member, job, stage, ranks[index].memory, scripts, orders, settings, limit)
-        replayed = replace(ranks[index], memory=memory_of(FIRST))
+        memory_of = partial(_memory_of_member, job, stage, described.memory, phases, settings, limit)
         members = ranks_of_members(job, stage.model.pipeline_rank) if every_part else {}
-        needed = (len(members) - 1) * requests(scripts, orders)
+        if len(stage.states) > 1:  # their tensors differ
+            replayed, members = memory_of(member_of(job, stage.model.pipeline_rank, described.ranks[0][0])), {}
+        else:
+            replayed = memory_of(FIRST)
+        needed *= len(members) - 1
         if members and needed <= remaining:
             remaining -= needed
-            found[index] = split(replayed, members, memory_of)
+            found[index] = split(replace(described, memory=replayed), members, memory_of)
         else:
-            found[index] = [replayed]
+            found[index] = [replace(described, memory=replayed)]
     return tuple(each for classes in found for each in classes)
 
 
@@ -139,8 +144,7 @@ def _memory_of_member(
     job: TrainingJob,
     stage: StageAnalysis,
     memory: RankMemory,
-    scripts: Sequence[Script],
-    orders: tuple[Sequence[Step], Sequence[Step]],
+    phases: tuple[Phase, ...],
     settings: AllocatorSettings,
     capacity: int | None,
     member: Member,
@@ -149,9 +153,8 @@ def _memory_of_member(
 
     If reserved memory would exceed the capacity, PyTorch frees unused segments: the replay is repeated with that limit.
     """
-    replay = partial(
-        fragmentation, job, stage.model, stage.buffers, scripts, stage.workspaces, orders=orders, settings=settings, member=member
-    )
+    states = states_of(job, stage.model, stage.buffers, member)
+    replay = partial(fragmentation, states, phases, stage.workspaces, settings=settings)
     found = replay()
     unlimited = with_fragmentation(job, memory, found)
     if capacity is None:
@@ -169,9 +172,7 @@ def _memory_of_member(
 
 
 def _simulated(job: TrainingJob) -> AllocatorSettings | None:
-    """The allocator settings of a job; None if the allocator is not simulated for this job."""
-    if not is_replayed(job):
-        return None
+    """The allocator settings of a job; None if they are not supported."""
     try:
         return AllocatorSettings.of({"PYTORCH_ALLOC_CONF": job.flags.allocator_config or ""})
     except UnsupportedError:

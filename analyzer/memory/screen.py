@@ -18,10 +18,10 @@ from typing import NamedTuple
 from analyzer.buffers.parameter_order import sum_of_parameters, trained_numel
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.layout.stages import layers_of_stages, mtp_stage
-from analyzer.memory.allocator.replay import is_replayed
 from analyzer.memory.chunk_memory import ChunkFigures, chunk_figures
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, outside_allocator_bytes
+from analyzer.memory.features import has_rare_features
 from analyzer.memory.messages import MessageTensors, received_gradient
 from analyzer.memory.ranks import tensor_classes
 from analyzer.memory.stages import distinct_stages
@@ -100,7 +100,7 @@ def has_known_flight(job: TrainingJob) -> bool:
     """Whether `microbatches_in_flight` covers a job: 1F1B, or interleaved with complete groups of microbatches."""
     parallel = job.parallel
     group = parallel.microbatch_group_size or parallel.pipeline
-    return is_replayed(job) and (parallel.chunks == 1 or job.batch.microbatches % group == 0)
+    return not has_rare_features(job) and (parallel.chunks == 1 or job.batch.microbatches % group == 0)
 
 
 def least_state_bytes(job: TrainingJob, *, dense: int, experts: int, parameter_bytes: int) -> int:

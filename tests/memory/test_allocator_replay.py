@@ -12,7 +12,10 @@ from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
 from analyzer.buffers.of_stage import stage_buffers
 from analyzer.buffers.parameter_order import creation_order
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE
+from analyzer.memory.allocator.iterations import ReplayedIteration
+from analyzer.memory.allocator.model_states import ModelStates
 from analyzer.memory.allocator.replay import fragmentation
+from analyzer.memory.allocator.replicas import FIRST
 from analyzer.memory.allocator.script import TEMPORARY, Action, script
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.order import iteration_of
@@ -68,6 +71,7 @@ def test_every_allocated_block_is_freed_once(recompute: str, moe: bool, t: int, 
     assert not held
     held.update(saved)
     run(written.backward)
+    run(written.leftover)
     assert not held
 
 
@@ -149,8 +153,8 @@ def one_tensor(bytes: int, job: TrainingJob) -> tuple[int, int]:
     [stage] = stage_models(job)
     tree = Module(name="gpt_model", saved=(Tensor(name="x", shape=(bytes,), dtype="uint8"),))
     order = iteration_of(job, 0, 1, stage.chunks).order
-    buffers, scripts, kept = stage_buffers(job, stage), [script(tree)], workspaces(job, ())
-    found = fragmentation(job, stage, buffers, scripts, kept, orders=(order, order), settings=AllocatorSettings())
+    states, iteration = ModelStates(job, stage, stage_buffers(job, stage), FIRST), ReplayedIteration((script(tree),), order)
+    found = fragmentation(states, (iteration, None, iteration), workspaces(job, ()), settings=AllocatorSettings())
     return found.unsplit, found.unused
 
 

@@ -52,7 +52,10 @@ def test_only_attention_has_an_attention_mask_as_static_input() -> None:
 
 
 def test_the_graph_pool_contains_the_layers_but_not_embedding_and_head() -> None:
-    """Memory outside the pool during replays does not depend on the number of layers, except for static inputs."""
+    """Memory outside the pool during replays does not depend on the number of layers, except for static inputs.
+
+    The simulated pool consists of segments, of which the last may have 20 MiB.
+    """
     few, many = (memory(job_of(f"{NOW} --num-layers {layers}")) for layers in (8, 16))
     pool_growth = many.graph_pool_bytes - few.graph_pool_bytes
     eager_few, eager_many = (memory(job_of(f"--attention-backend flash --attention-dropout 0 --hidden-dropout 0 {more}"))
@@ -60,7 +63,7 @@ def test_the_graph_pool_contains_the_layers_but_not_embedding_and_head() -> None
     activations = eager_many.activations_bytes - eager_few.activations_bytes
     assert pool_growth == pytest.approx(activations, abs=2 * MIB)
     outside = [each.peak_reserved_bytes - each.graph_pool_bytes - each.allocated_bytes for each in (few, many)]
-    assert outside[0] == pytest.approx(outside[1], abs=2 * MIB)
+    assert outside[0] == pytest.approx(outside[1], abs=20 * MIB)
 
 
 def test_reserved_memory_includes_the_graph_pool() -> None:

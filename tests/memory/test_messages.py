@@ -28,7 +28,7 @@ MTP_LINE = (
 def moments(job: TrainingJob, rank: int) -> tuple[Moment, ...]:
     """The steps of 1F1B in the first iteration."""
     order = steps(pipeline=STAGES, pipeline_rank=rank, chunks=1, microbatches=MICROBATCHES)
-    return Iteration(order, ends_of(stage_models(job)[rank].chunks)).moments(warm=False)
+    return tuple(Iteration(order, ends_of(stage_models(job)[rank].chunks)).moments(warm=False))
 
 
 def bytes_by_step(job: TrainingJob, rank: int) -> list[tuple[str, int]]:

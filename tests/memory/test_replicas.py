@@ -30,7 +30,7 @@ def test_parts_are_not_simulated_without_a_distributed_optimizer_or_with_many_pa
 def test_ranks_are_split_where_their_reserved_memory_differs() -> None:
     """1,000, 1,005, 1,030 and 1,031 MiB: two classes, each with the figures of its highest rank."""
     job = job_of("--use-distributed-optimizer", gpus=4)
-    [found] = rank_classes(job)
+    found = rank_classes(job)[0]
     reserved = {(0, 0): 1000, (1, 1): 1030, (2, 2): 1005, (3, 3): 1031}
 
     def memory_of(member: Member) -> RankMemory:

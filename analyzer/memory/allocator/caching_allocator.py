@@ -283,15 +283,23 @@ class CachingAllocator:
                 unrequested += remaining
         return total, unrequested
 
-    def empty_cache(self) -> None:
-        """Returns unused segments to CUDA, as `torch.cuda.empty_cache` does."""
-        for pool in self._pools.values():
+    def empty_cache(self, *, below: int = UNLIMITED) -> None:
+        """Returns unused segments of streams `below` a number to CUDA, as `torch.cuda.empty_cache` does."""
+        for pool in (pool for (_, stream), pool in self._pools.items() if stream < below):
             for block in list(pool.blocks.values()):
                 if pool.expandable:
                     self._shrink(pool, block)
                 elif block.before is None and block.after is None:
                     pool.remove(block)
                     self.reserved_bytes -= block.size
+
+    def switch_stream(self) -> None:
+        """The first stream is another one from now on: free blocks of the one before are not used."""
+        before = -1 - len(self._pools)
+        for small in (False, True):
+            if (small, 0) in self._pools:
+                self._pools[small, before] = self._pools.pop((small, 0))
+        self._large = self._pool(LARGE_SEGMENT, 0)
 
     def _pool(self, size: int, stream: int) -> _Pool:
         key = (size <= SMALL_SIZE, stream)

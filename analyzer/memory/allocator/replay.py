@@ -5,36 +5,36 @@ the first backward and use blocks that activations have freed, so their excess b
 no free block is large enough for a request.
 
 The large tensors of a rank are therefore requested from a simulated allocator (`caching_allocator`) in the order of a training run:
-weights, gradient buffers and fp32 master weights, the forwards and backwards of the first iteration, the moments, and the forwards
-and backwards of a later iteration.
+weights, gradient buffers and fp32 master weights, the forwards and backwards of the first iteration, the optimizer step, and the
+forwards and backwards of a later iteration. Pipeline messages are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Final
 
-from analyzer.buffers.gradient_buffers import Buffer, shard_pieces
-from analyzer.buffers.parameter_order import parameter_runs
-from analyzer.layout.data_parallel import reduction_size
 from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, SMALL_SIZE, CachingAllocator
-from analyzer.memory.allocator.replicas import FIRST, Member
-from analyzer.memory.allocator.script import TEMPORARY, Action, Place, Script
+from analyzer.memory.allocator.iterations import Phase, ReplayedIteration
+from analyzer.memory.allocator.model_states import ModelStates, Temporary, allocate, allocate_permanent, free
+from analyzer.memory.allocator.overlapped_script import FORWARD, HELD, Part
+from analyzer.memory.allocator.script import STREAM_BITS, TEMPORARY, Action, Place, Script
 from analyzer.memory.allocator.settings import UNLIMITED, AllocatorSettings
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes
+from analyzer.memory.features import has_rare_features
 from analyzer.memory.workspaces import Workspace
-from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import Module
+from analyzer.modules.kinds import ModuleKind
 from analyzer.results import MemoryPart, PeakEvent, RankMemory
 from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
-from analyzer.states.bytes_per_parameter import adam_stores_master_weights, bytes_per_parameter
-from analyzer.units import DTYPE_BYTES, dtype_bytes, round_up
+from analyzer.units import round_up
 
 MAX_REQUESTS: Final = 25_000
 """Maximum number of requests for all ranks together: about 30 ms. Other ranks get an estimate without fragmentation."""
+RARE_MAX_REQUESTS: Final = 100_000
+"""The same with rare features, whose iterations have more requests."""
+_SIZE: Final = (1 << STREAM_BITS) - 1
 IN_ITERATION: Final = (PeakEvent.FORWARD, PeakEvent.BACKWARD)
 
 
@@ -54,31 +54,12 @@ class Fragmentation:
     """Peak of the reserved bytes of the large tensors."""
 
 
-def is_replayed(job: TrainingJob) -> bool:
-    """Whether the order of a job's allocations is known.
-
-    It is not known with FSDP, CUDA graphs, activation or optimizer offloading, overlapped microbatches, deferred weight gradients,
-    and optimizers that update one parameter after another.
-    """
-    elsewhere = job.fsdp or job.graphs or job.activation_offload or job.optimizer.offload or job.flags.defer_embedding_wgrad
-    return not elsewhere and not job.flags.overlap_moe_expert_parallel_comm and job.optimizer.facts.updates == "in place"
-
-
-def first_steps(order: Sequence[Step]) -> Sequence[Step]:
-    """An iteration up to and including the first backward, when most memory is in use. Later steps reuse the same blocks."""
-    return order[: 1 + next(place for place, step in enumerate(order) if step.kind == "backward")]
-
-
-def requests(scripts: Sequence[Script], orders: Iterable[Sequence[Step]]) -> int:
-    """The number of requests of a replay, which `MAX_REQUESTS` limits."""
-    return sum(scripts[step.chunk].requests for order in orders for step in order if step.kind == "forward")
-
-
 def with_fragmentation(job: TrainingJob, memory: RankMemory, found: Fragmentation) -> RankMemory:
     """The memory of a rank with the sizes of blocks instead of tensors.
 
     In the first iteration the blocks of moments do not exist yet. In the optimizer step the blocks of activations are free.
-    Fragmentation can be larger in the first iteration than at the peak; the first iteration then has the highest peak.
+    Fragmentation can be larger in the first iteration than at the peak; the first iteration then has the highest peak. With rare
+    features only the reserved memory changes: where unsplit blocks are depends on the exact order of the requests.
     """
     if memory.peak_in_first_iteration:
         at_peak = found.unsplit_at_first_peak
@@ -87,6 +68,19 @@ def with_fragmentation(job: TrainingJob, memory: RankMemory, found: Fragmentatio
     first_peak = memory.peak_allocated_first_iteration_bytes + found.unsplit_at_first_peak
     peak = max(memory.peak_allocated_bytes + at_peak, memory.allocated_bytes + found.unsplit, first_peak)
     reserved = round_up(peak + found.unused, SEGMENT)
+    if not has_rare_features(job):
+        memory = _with_unsplit(memory, found, peak=peak, first_peak=first_peak)
+    return replace(
+        memory,
+        peak_reserved_bytes=reserved,
+        device_bytes=reserved + outside_allocator_bytes(job),
+        device_range_bytes=device_range(job, peak=memory.peak_allocated_bytes, reserved=reserved, replayed=True),
+        replayed=True,
+    )
+
+
+def _with_unsplit(memory: RankMemory, found: Fragmentation, *, peak: int, first_peak: int) -> RankMemory:
+    """The allocated memory of a rank with blocks that are not split. `peak` and `first_peak`: its peaks with them."""
     part = MemoryPart(name="fragmentation: blocks larger than their tensors", bytes=found.unsplit)
     difference = peak - memory.peak_allocated_bytes - found.unsplit
     difference_part = MemoryPart(
@@ -102,119 +96,46 @@ def with_fragmentation(job: TrainingJob, memory: RankMemory, found: Fragmentatio
         transient_parts=(*memory.transient_parts, difference_part) if difference else memory.transient_parts,
         peak_allocated_first_iteration_bytes=first_peak,
         peak_allocated_bytes=peak,
-        peak_reserved_bytes=reserved,
-        device_bytes=reserved + outside_allocator_bytes(job),
-        device_range_bytes=device_range(job, peak=peak, reserved=reserved, replayed=True),
         unsplit_bytes=found.unsplit,
         unsplit_at_first_peak_bytes=found.unsplit_at_first_peak,
         unsplit_at_peak_bytes=peak - memory.peak_allocated_bytes,
-        replayed=True,
     )
 
 
 def fragmentation(
-    job: TrainingJob,
-    stage: StageModel,
-    buffers: Sequence[Sequence[Buffer]],
-    scripts: Sequence[Script],
+    states: ModelStates,
+    phases: Sequence[Phase],
     workspaces: Sequence[Workspace],
     *,
-    orders: tuple[Sequence[Step], Sequence[Step]],
     settings: AllocatorSettings,
-    member: Member = FIRST,
     capacity_bytes: int = UNLIMITED,
 ) -> Fragmentation:
-    """Replays the allocations of a rank.
+    """Replays the allocations of a rank: its states, the first iteration, an optimizer step, and a later iteration.
 
-    `orders` are the steps of the first iteration and of a later one, complete or up to a step. `member`: which part of the states
-    of the distributed optimizer the rank has. Raises OutOfMemory if a request exceeds `capacity_bytes`.
+    Raises OutOfMemory if a request exceeds `capacity_bytes`.
     """
     allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes)
-    owned = _owned(job, stage, buffers, member)
-    _allocate_states(job, stage, buffers, owned, allocator)
+    states.create(allocator)
     remaining = _Workspaces(allocator, workspaces)
-    _free(allocator, scripts, _iteration(scripts, orders[0], remaining))
-    at_first_peak = allocator.unrequested_at_peak_bytes
-    remaining.allocate_all()
-    moments = bytes_per_parameter(job).moments
-    _allocate_permanent(allocator, (int(each * numel) for numel in owned for each in moments))
-    unsplit = allocator.unrequested_bytes
-    allocator.peak_allocated_bytes = 0
-    _iteration(scripts, orders[1], remaining)
+    microbatches = _Microbatches(allocator, remaining)
+    unsplit = at_first_peak = first_peak = 0
+    for phase in phases:
+        microbatches.release()
+        if phase is not None:
+            microbatches.run(phase)
+            continue
+        first_peak, at_first_peak = allocator.peak_allocated_bytes, allocator.unrequested_at_peak_bytes
+        remaining.allocate_all()
+        states.update(allocator, first=True)
+        unsplit = allocator.unrequested_bytes
+        allocator.peak_allocated_bytes = 0
     return Fragmentation(
         unsplit=unsplit,
         unsplit_at_first_peak=at_first_peak,
         unsplit_at_peak=allocator.unrequested_at_peak_bytes,
-        unused=allocator.peak_reserved_bytes - allocator.peak_allocated_bytes,
+        unused=allocator.peak_reserved_bytes - max(first_peak, allocator.peak_allocated_bytes),
         reserved=allocator.peak_reserved_bytes,
     )
-
-
-def _allocate_permanent(allocator: CachingAllocator, sizes: Iterable[int]) -> None:
-    """Allocates memory that is never freed."""
-    for size, equal in groupby(sizes):
-        if size > SMALL_SIZE:
-            allocator.malloc_permanent(size, sum(1 for _ in equal))
-
-
-def _allocate_states(
-    job: TrainingJob,
-    stage: StageModel,
-    buffers: Sequence[Sequence[Buffer]],
-    owned: Sequence[int],
-    allocator: CachingAllocator,
-) -> None:
-    """Allocates weights, gradient buffers and fp32 master weights. The distributed optimizer moves the weights into a buffer."""
-    element = int(DTYPE_BYTES[job.precision.parameters])
-    sizes = [element * numel for numel in _numels(stage)]
-    distributed = job.optimizer.distributed
-    unbuffered = [allocator.malloc(size) for size in sizes if size > SMALL_SIZE] if distributed else []
-    if not distributed:
-        _allocate_permanent(allocator, sizes)
-    for chunk in buffers:
-        for buffer in chunk:
-            if distributed:
-                _allocate_permanent(allocator, [dtype_bytes(buffer.parameter_dtype, buffer.numel)])
-            _allocate_permanent(allocator, [dtype_bytes(buffer.gradient_dtype, buffer.numel)])
-    for address in unbuffered:
-        allocator.free(address)
-    if job.precision.parameters == "fp32" or adam_stores_master_weights(job):
-        return
-    for numel in owned:
-        copy = allocator.malloc(element * numel) if element * numel > SMALL_SIZE else None
-        if 4 * numel > SMALL_SIZE:
-            allocator.malloc(4 * numel)
-        if copy is not None:
-            allocator.free(copy)
-
-
-def _numels(stage: StageModel) -> list[int]:
-    """Number of elements of each parameter of a rank; experts are listed separately."""
-    return [numel for tree in stage.trees for numel in tree.derived(_numels_of_tree)]
-
-
-def _numels_of_tree(tree: Module) -> tuple[int, ...]:
-    sizes: list[int] = []
-    for run in parameter_runs(tree):
-        sizes += [each.numel // each.pieces for each in run.parameters if not each.frozen for _ in range(each.pieces)] * run.times
-    return tuple(sizes)
-
-
-def _owned(job: TrainingJob, stage: StageModel, buffers: Sequence[Sequence[Buffer]], member: Member) -> list[int]:
-    """Number of elements of each parameter, or part of one, whose optimizer states are on the rank."""
-    if not job.optimizer.distributed:
-        return _numels(stage)
-    index = dict(zip(("dp_cp", "edp"), member, strict=True))
-    return [
-        numel
-        for chunk in buffers
-        for buffer in chunk
-        for numel in shard_pieces(buffer, reduction_size(job.parallel, buffer.group), member=index[buffer.group])
-    ]
-
-
-_InFlight = dict[tuple[int, int], list[int]]
-"""The addresses in the slots of a script, by chunk and microbatch."""
 
 
 class _Workspaces:
@@ -223,18 +144,18 @@ class _Workspaces:
     def __init__(self, allocator: CachingAllocator, workspaces: Sequence[Workspace]) -> None:
         self._allocator = allocator
         large = [each for each in workspaces if each.bytes > SMALL_SIZE]
-        _allocate_permanent(allocator, (each.bytes for each in large if not each.kinds))
+        allocate_permanent(allocator, (each.bytes for each in large if not each.kinds))
         self._remaining = [each for each in large if each.kinds]
 
-    def run(self, actions: Sequence[Action], places: Sequence[Place], phase: str, addresses: list[int]) -> None:
-        """Runs the actions of one microbatch, and allocates the workspaces of their modules."""
-        done = 0
+    def run(self, actions: Sequence[Action], places: Sequence[Place], phase: str, addresses: list[int], *, start: int = 0) -> None:
+        """Runs the actions of one microbatch from `start` on, and allocates the workspaces of their modules."""
+        done = start
         if any(each.phase == phase for each in self._remaining):
             for index, kind in places:
                 wanted = [each for each in self._remaining if each.phase == phase and kind in each.kinds]
                 if wanted:
                     _run(self._allocator, actions[done:index], addresses)
-                    done = index
+                    done = max(done, index)
                     self._allocate(wanted)
         _run(self._allocator, actions[done:] if done else actions, addresses)
 
@@ -243,27 +164,119 @@ class _Workspaces:
         self._allocate(self._remaining)
 
     def _allocate(self, wanted: Sequence[Workspace]) -> None:
-        _allocate_permanent(self._allocator, (each.bytes for each in wanted))
+        allocate_permanent(self._allocator, (each.bytes for each in wanted))
         self._remaining = [each for each in self._remaining if each not in wanted]
 
 
-def _iteration(scripts: Sequence[Script], order: Sequence[Step], workspaces: _Workspaces) -> _InFlight:
-    """Replays the steps. Returns what the microbatches in flight have allocated."""
-    running: _InFlight = {}
-    for step in order:
-        chunk = scripts[step.chunk]
-        if step.kind == "forward":
-            addresses = running[step.chunk, step.microbatch] = [0] * chunk.slots
-            workspaces.run(chunk.forward, chunk.forward_places, "forward", addresses)
+class _Deferred:
+    """The operands of deferred weight gradients of the output layer, and what their graphs reference."""
+
+    def __init__(self, allocator: CachingAllocator, iteration: ReplayedIteration) -> None:
+        self._allocator = allocator
+        self._iteration = iteration
+        self._kept: list[int] = []
+        self._calls = 0
+
+    def backward(self, chunk: int, addresses: list[int]) -> int:
+        """Runs the backward of the output layer in a chunk and keeps its operands. Returns the number of actions done."""
+        if not self._defers(chunk):
+            return 0
+        script = self._iteration.scripts[chunk]
+        places = script.backward_places
+        after = next(index for index, (_, kind) in enumerate(places) if kind is ModuleKind.OUTPUT_LAYER) + 1
+        end = places[after][0] if after < len(places) else len(script.backward)
+        _run(self._allocator, script.backward[:end], addresses)
+        self.keep(chunk)
+        return end
+
+    def keep(self, chunk: int) -> None:
+        """Keeps the operands of the last backward of a chunk; in the first one also those of all others but the last one."""
+        deferral = self._iteration.deferral
+        if deferral is None or not self._defers(chunk):
+            return
+        count = 1 if self._calls else max(1, deferral.calls - 1)
+        self._calls += count
+        self._kept += allocate(self._allocator, (*deferral.operands, deferral.graph_bytes) * count)
+
+    def _defers(self, chunk: int) -> bool:
+        deferral = self._iteration.deferral
+        return deferral is not None and chunk == len(self._iteration.scripts) - 1 and self._calls < deferral.calls
+
+    def end(self) -> None:
+        """Computes the weight gradients."""
+        free(self._allocator, self._kept)
+
+
+class _Microbatches:
+    """The microbatches in flight, with the addresses in the slots of their scripts."""
+
+    def __init__(self, allocator: CachingAllocator, workspaces: _Workspaces) -> None:
+        self._allocator = allocator
+        self._workspaces = workspaces
+        self._running: dict[tuple[int, int], tuple[Script, list[int]]] = {}
+        """By chunk and microbatch, the script of the chunk and the addresses."""
+        self._left: dict[int, tuple[Script, list[int]]] = {}
+        """For each chunk whose last backward left tensors allocated, its script and the addresses of that microbatch."""
+
+    def run(self, iteration: ReplayedIteration) -> None:
+        """Replays the steps of an iteration."""
+        deferred = _Deferred(self._allocator, iteration)
+        if iteration.captured is not None:
+            self._allocator.empty_cache()
+            allocate_permanent(self._allocator, (each.bytes for each in iteration.captured))
+        for index, step in enumerate(iteration.order):
+            self._free_left(step.chunk)
+            if step.kind == "forward":
+                chunk = iteration.scripts[step.chunk]
+                addresses = [0] * chunk.slots
+                self._running[step.chunk, step.microbatch] = chunk, addresses
+                if index in iteration.overlapped:
+                    self._overlap(iteration.overlapped[index], addresses, self._of(iteration.order[index + 1]))
+                else:
+                    self._workspaces.run(chunk.forward, chunk.forward_places, "forward", addresses)
+            else:
+                self._backward(iteration, index, deferred)
+        deferred.end()
+        if iteration.switches:
+            self._allocator.switch_stream()
+
+    def _of(self, step: Step) -> list[int]:
+        """The addresses of the microbatch of a step."""
+        return self._running[step.chunk, step.microbatch][1]
+
+    def _backward(self, iteration: ReplayedIteration, index: int, deferred: _Deferred) -> None:
+        step = iteration.order[index]
+        chunk, addresses = iteration.scripts[step.chunk], self._of(step)
+        if index - 1 in iteration.overlapped:
+            deferred.keep(step.chunk)
         else:
-            workspaces.run(chunk.backward, chunk.backward_places, "backward", running.pop((step.chunk, step.microbatch)))
-    return running
+            done = deferred.backward(step.chunk, addresses)
+            self._workspaces.run(chunk.backward, chunk.backward_places, "backward", addresses, start=done)
+        del self._running[step.chunk, step.microbatch]
+        if chunk.leftover:
+            self._left[step.chunk] = chunk, addresses
 
+    def _overlap(self, parts: Iterable[Part], of_forward: list[int], of_backward: list[int]) -> None:
+        """Runs an overlapped step."""
+        self._workspaces.allocate_all()
+        held = Temporary(self._allocator)
+        for which, actions, tensors in parts:
+            if which == HELD:
+                held.become(tensors)
+            else:
+                _run(self._allocator, actions, of_forward if which == FORWARD else of_backward)
 
-def _free(allocator: CachingAllocator, scripts: Sequence[Script], running: _InFlight) -> None:
-    """Frees the saved tensors of the microbatches in flight."""
-    for (chunk, _), addresses in running.items():
-        _run(allocator, scripts[chunk].release, addresses)
+    def release(self) -> None:
+        """Frees the saved tensors of the microbatches in flight."""
+        for script, addresses in self._running.values():
+            _run(self._allocator, script.release, addresses)
+        self._running = {}
+
+    def _free_left(self, chunk: int) -> None:
+        """Frees what the last backward of a chunk left allocated."""
+        if chunk in self._left:
+            script, addresses = self._left.pop(chunk)
+            _run(self._allocator, script.leftover, addresses)
 
 
 def _run(allocator: CachingAllocator, actions: Sequence[Action], addresses: list[int]) -> None:
@@ -273,7 +286,7 @@ def _run(allocator: CachingAllocator, actions: Sequence[Action], addresses: list
         if size > 0:
             addresses[slot] = malloc(size)
         elif size:
-            addresses[slot] = malloc(-size, stream=SIDE_STREAM)
+            addresses[slot] = malloc(-size & _SIZE, stream=SIDE_STREAM + (-size >> STREAM_BITS))
         elif slot != TEMPORARY:
             free(addresses[slot])
         else:

@@ -28,12 +28,18 @@ FIRST: Final[Member] = (0, 0)
 def ranks_of_members(job: TrainingJob, pipeline_rank: int) -> dict[Member, list[int]]:
     """The global ranks of a pipeline stage by their parts of the optimizer states; empty if the parts are not simulated."""
     sizes = reduction_size(job.parallel, "dp_cp"), reduction_size(job.parallel, "edp")
-    if not job.optimizer.distributed or not 1 < sizes[0] <= MAX_PARTS:
+    elsewhere = job.fsdp or job.optimizer.offload or job.optimizer.facts.updates != "in place"
+    if elsewhere or not job.optimizer.distributed or not 1 < sizes[0] <= MAX_PARTS:
         return {}
     found: dict[Member, list[int]] = {}
     for rank, dense, expert in replicas(job.parallel, pipeline_rank):
         found.setdefault((dense % sizes[0], expert % sizes[1]), []).append(rank)
     return found
+
+
+def member_of(job: TrainingJob, pipeline_rank: int, rank: int) -> Member:
+    """The indices of a global rank of a pipeline stage in its data-parallel group and in that of the experts."""
+    return next((dense, expert) for each, dense, expert in replicas(job.parallel, pipeline_rank) if each == rank)
 
 
 def split(found: RankClass, members: dict[Member, list[int]], memory_of: Callable[[Member], RankMemory]) -> list[RankClass]:

@@ -1,16 +1,17 @@
 """The allocator requests of a chunk's forward and backward, for its large tensors.
 
 The order is that of `program`. A module allocates its saved tensors before its temporary tensors, and frees the temporary tensors
-when it ends. Tensors that a checkpoint discards are freed at the end of its first forward.
+when it ends. Tensors that a checkpoint discards are freed at the end of its first forward. Tensors that local variables reference
+are freed at the end of the chunk's forward, and what is left after a backward at the start of the chunk's next forward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, Temporaries
+from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, SMALL_SIZE, Temporaries
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
 from analyzer.program.chunks import chunk_program
@@ -18,15 +19,30 @@ from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind, Role
 
 Action = tuple[int, int, Temporaries]
-"""(bytes, slot, NONE) allocates, (-bytes, slot, NONE) allocates on the second stream, (0, slot, NONE) frees, and
-(0, TEMPORARY, tensors) allocates and frees temporary tensors.
+"""(request, slot, NONE) allocates, (0, slot, NONE) frees, and (0, TEMPORARY, tensors) allocates and frees temporary tensors.
+
+The request is the number of bytes; for another stream than the first it is negative (`request`).
 """
 NONE: Final = Temporaries((), 0, 0, False)
 TEMPORARY: Final = -1
+STREAM_BITS: Final = 56
+"""A request for a stream is minus its bytes, minus the number of streams between that and the second one times 2 to this power."""
+Streams = tuple[tuple[str | ModuleKind | Role, int], ...]
+"""By roles, kinds of modules, formulas or names of tensors, their streams, if that is not the first; `LEFT_OUT` for no requests.
 
-
+"" stands for all others. The role is that of tensors that are copied back from the host.
+"""
+LEFT_OUT: Final = -1
 Place = tuple[int, ModuleKind]
 """The index of an action, before which a module of this kind runs."""
+
+
+class _Held(NamedTuple):
+    """An allocated tensor."""
+
+    tensor: Tensor
+    slots: range
+    """One for each of its pieces; empty if it is small."""
 
 
 @dataclass(frozen=True)
@@ -40,44 +56,61 @@ class Script:
     backward_places: tuple[Place, ...]
     release: tuple[Action, ...]
     """Frees the tensors that the forward saved, without a backward."""
+    frame: tuple[Action, ...]
+    """Frees what local variables reference at the end of the forward."""
+    leftover: tuple[Action, ...]
+    """Frees what is still allocated after the backward."""
     slots: int
-    requests: int
-    """Number of allocations and frees in forward and backward."""
+
+    @property
+    def requests(self) -> int:
+        """Number of allocations and frees."""
+        return 2 * self.slots
 
 
-def script(tree: Module) -> Script:
+def request(size: int, stream: int) -> int:
+    """The request of `size` bytes on a stream, as in `Action`."""
+    return size if not stream else -size - ((stream - SIDE_STREAM) << STREAM_BITS)
+
+
+def script(tree: Module, streams: Streams = ()) -> Script:
     """The requests of a chunk, cached per tree."""
-    return tree.derived(_script)
+    return tree.derived(_script, streams)
 
 
-def _script(tree: Module) -> Script:
+def _script(tree: Module, streams: Streams) -> Script:
     blocks = chunk_program(tree).blocks
     forward: list[Action] = []
     release: list[Action] = []
+    frame: list[Action] = []
+    leftover: list[Action] = []
     backward: list[Action] = []
     slots = 0
     placed: list[tuple[Script, int]] = []
     forward_places: dict[ModuleKind, int] = {}
     backward_places: dict[ModuleKind, int] = {}
     for block in blocks:
-        once = block.module.derived(_block_script)
+        once = block_script(block.module, streams)
         _add_places(forward_places, once.forward_places, len(forward))
         for _ in range(block.times):
-            forward += _with_slot_offset(once.forward, slots)
-            release += _with_slot_offset(once.release, slots)
+            forward += with_slot_offset(once.forward, slots)
+            release += with_slot_offset(once.release, slots)
+            frame += with_slot_offset(once.frame, slots)
+            leftover += with_slot_offset(once.leftover, slots)
             placed.append((once, slots))
             slots += once.slots
     for once, first in reversed(placed):
         _add_places(backward_places, once.backward_places, len(backward))
-        backward += _with_slot_offset(once.backward, first)
+        backward += with_slot_offset(once.backward, first)
     return Script(
-        forward=tuple(forward),
+        forward=(*forward, *frame),
         backward=tuple(backward),
         forward_places=tuple((index, kind) for kind, index in forward_places.items()),
         backward_places=tuple((index, kind) for kind, index in backward_places.items()),
         release=tuple(release),
+        frame=(),
+        leftover=tuple(leftover),
         slots=slots,
-        requests=sum(once.requests for once, _ in placed),
     )
 
 
@@ -88,44 +121,71 @@ def _add_places(found: dict[ModuleKind, int], places: Iterable[Place], first: in
             found[kind] = first + index
 
 
-def _with_slot_offset(actions: Sequence[Action], first: int) -> Sequence[Action]:
+def with_slot_offset(actions: Sequence[Action], first: int) -> Sequence[Action]:
     """The actions with `first` added to their slots."""
     if not first:
         return actions
     return [(size, slot if slot == TEMPORARY else slot + first, temporaries) for size, slot, temporaries in actions]
 
 
-def _block_script(module: Module) -> Script:
+def block_script(module: Module, streams: Streams = ()) -> Script:
+    """The requests of a block, cached per module object. `Script.frame` is not part of its forward."""
+    return module.derived(_block_script, streams)
+
+
+def _block_script(module: Module, streams: Streams) -> Script:
     program = operations(module)
-    writer = _Writer()
+    writer = Writer(streams)
     for operation in program.forward:
         writer.apply(operation)
     forward, forward_places = writer.take()
-    release = tuple((0, slot, NONE) for slots in writer.saved_in_order for slot in slots)
+    frame = writer.end_forward()
+    writer.start_backward(module)
     for operation in program.backward:
         writer.apply(operation)
+    writer.end_backward()
     backward, backward_places = writer.take()
-    return Script(forward, backward, forward_places, backward_places, release, writer.slots, writer.requests)
+    return Script(
+        forward=forward,
+        backward=backward,
+        forward_places=forward_places,
+        backward_places=backward_places,
+        release=tuple((0, slot, NONE) for slot in writer.saved_in_order),
+        frame=frame,
+        leftover=frees(writer.leftover),
+        slots=writer.slots,
+    )
 
 
-class _Writer:
-    """Turns operations into actions."""
+def frees(held: Iterable[_Held]) -> tuple[Action, ...]:
+    """The actions that free tensors."""
+    return tuple((0, slot, NONE) for _, slots in held for slot in slots)
 
-    def __init__(self) -> None:
+
+class Writer:
+    """Turns operations into actions. Tensors of at most `SMALL_SIZE` are left out."""
+
+    def __init__(self, streams: Streams = ()) -> None:
         self.actions: list[Action] = []
         self.places: dict[ModuleKind, int] = {}
         """For each kind of module, the number of actions before one of this kind first ran."""
         self.slots = 0
-        self.requests = 0
-        self.saved_in_order: list[list[int]] = []
+        self.saved_in_order: list[int] = []
         """Slots of the tensors that the forward saves, in the order of their allocation."""
-        self._saved: dict[int, list[list[int]]] = {}
-        """For each module object, the slots of its saved tensors, one list per run."""
-        self._workspaces: list[list[int]] = []
-        self._discarded: list[list[int]] = []
-        """Slots of tensors that are discarded in the first forward of a checkpoint."""
+        self.frame: list[_Held] = []
+        """What local variables reference until the forward of the chunk returns."""
+        self.leftover: list[_Held] = []
+        """What is still allocated after the backward."""
+        self._streams = dict(streams)
+        self._saved: dict[int, list[list[_Held]]] = {}
+        """For each module object, its saved tensors, one list per run."""
+        self._workspaces: list[list[_Held]] = []
+        self._discarded: list[list[_Held]] = []
+        """Tensors that are discarded in the first forward of a checkpoint."""
         self._checkpoints: list[int] = []
         """For each running checkpoint, the number of entries in `_discarded` at its start."""
+        self._transfer: list[_Held] = []
+        self._reloaded: list[_Held] = []
 
     def take(self) -> tuple[tuple[Action, ...], tuple[Place, ...]]:
         """The actions so far, with temporary tensors combined, and the places of the modules. Both start again."""
@@ -133,56 +193,124 @@ class _Writer:
         self.actions, self.places = [], {}
         return actions, places
 
+    def take_all(self) -> tuple[Action, ...]:
+        """The actions so far, which start again."""
+        actions, self.actions = tuple(self.actions), []
+        return actions
+
     def apply(self, operation: Operation) -> None:
-        role = operation.role
         if operation.kind is OperationKind.BEGIN:
             if operation.module.recomputed and operation.phase != "backward":
                 self._checkpoints.append(len(self._discarded))
         elif operation.kind is OperationKind.ALLOCATE:
-            if role is Role.SAVED:
-                slots = self._allocate(operation.tensors)
-                self._saved.setdefault(id(operation.module), []).append(slots)
-                if operation.phase == "forward":
-                    self.saved_in_order.append(slots)
-            elif role is Role.WORKSPACE:
-                self._workspaces.append(self._allocate(operation.tensors))
-            elif role is Role.DISCARDED:
-                self._discarded.append(self._allocate(operation.tensors))
-                if operation.module.recomputed:  # a nested checkpoint: the enclosing one discards its saved tensors
-                    self._checkpoints[-1] = len(self._discarded)
+            self._allocate(operation)
         elif operation.kind is OperationKind.FREE:
-            if role is Role.SAVED:
-                self._free(self._saved[id(operation.module)].pop())
-            elif role is Role.WORKSPACE:
-                self._free(self._workspaces.pop())
-            elif role is Role.DISCARDED and not operation.tensors:
-                self._end_first_forward()
+            self._free(operation)
         elif operation.kind is OperationKind.COMPUTE:
             self.places.setdefault(operation.module.kind, len(self.actions))
+
+    def end_forward(self) -> tuple[Action, ...]:
+        """The actions that free what local variables reference."""
+        frame, self.frame = frees(self.frame), []
+        return frame
+
+    def start_backward(self, module: Module) -> None:
+        """Allocates what following layers have copied back from the host for this one."""
+        for _, inside in module.walk():
+            if inside.reloaded_early:
+                self._of_last_run(inside).extend(self._requested(inside, inside.copied_back, Role.RELOADED))
+
+    def end_backward(self) -> None:
+        """Frees what is allocated until the backward of the block ends."""
+        self._released(self._reloaded)
+        self._reloaded = []
+
+    def _of_last_run(self, module: Module) -> list[_Held]:
+        runs = self._saved.setdefault(id(module), [])
+        if not runs:
+            runs.append([])
+        return runs[-1]
+
+    def _allocate(self, operation: Operation) -> None:
+        role, tensors = operation.role, operation.tensors
+        if role is Role.RESIDUAL_SUM:
+            return
+        copied = role in (Role.RELOADED, Role.TRANSFER) and operation.phase == "backward"
+        held = self._requested(operation.module, tensors, Role.RELOADED if copied else Role.NONE)
+        if role is Role.SAVED:
+            self._saved.setdefault(id(operation.module), []).append(held)
+            if operation.phase == "forward":
+                self.saved_in_order += [slot for _, slots in held for slot in slots]
+        elif role is Role.WORKSPACE:
+            self._workspaces.append(held)
+        elif role is Role.TRANSFER:
+            self._transfer = held
+        elif role is Role.DISCARDED:
+            self._discarded.append(held)
+            if operation.module.recomputed:  # a nested checkpoint: the enclosing one discards its saved tensors
+                self._checkpoints[-1] = len(self._discarded)
+        else:
+            {Role.FRAME: self.frame, Role.RELOADED: self._reloaded, Role.LEFTOVER: self.leftover}[role].extend(held)
+
+    def _free(self, operation: Operation) -> None:
+        role, tensors = operation.role, operation.tensors
+        if role is Role.SAVED:
+            runs = self._saved[id(operation.module)]
+            self._released(_removed(runs[-1], tensors))
+            if not runs[-1]:
+                runs.pop()
+        elif role is Role.WORKSPACE:
+            self._released(self._workspaces.pop())
+        elif role is Role.TRANSFER:
+            self._released(_removed(self._transfer, tensors))
+        elif role is Role.RELOADED:
+            self._released(_removed(self._reloaded, tensors))
+        elif role is Role.FRAME:
+            self._released(_removed(self.frame, tensors))
+        elif role is Role.DISCARDED and not tensors:
+            self._end_first_forward()
 
     def _end_first_forward(self) -> None:
         """Frees the tensors that a checkpoint discards."""
         first = self._checkpoints.pop()
-        for slots in self._discarded[first:]:
-            self._free(slots)
+        for held in self._discarded[first:]:
+            self._released(held)
         del self._discarded[first:]
 
-    def _allocate(self, tensors: Sequence[Tensor]) -> list[int]:
-        slots = []
+    def _requested(self, module: Module, tensors: Iterable[Tensor], role: Role) -> list[_Held]:
+        """Allocates tensors. Small ones have no slots."""
+        found = []
         for tensor in tensors:
+            first = self.slots
             size = tensor.bytes // tensor.pieces
-            if size <= SMALL_SIZE:
-                continue
-            for _ in range(tensor.pieces):
-                self.actions.append((-size if tensor.side_stream else size, self.slots, NONE))
-                slots.append(self.slots)
-                self.slots += 1
-        self.requests += len(slots)
-        return slots
+            if size > SMALL_SIZE:
+                stream = self._stream(module, tensor, role) if self._streams else SIDE_STREAM if tensor.side_stream else 0
+                for _ in range(tensor.pieces if stream != LEFT_OUT else 0):
+                    self.actions.append((request(size, stream), self.slots, NONE))
+                    self.slots += 1
+            found.append(_Held(tensor, range(first, self.slots)))
+        return found
 
-    def _free(self, slots: Sequence[int]) -> None:
-        self.actions += [(0, slot, NONE) for slot in slots]
-        self.requests += len(slots)
+    def _stream(self, module: Module, tensor: Tensor, role: Role) -> int:
+        found = (self._streams.get(each) for each in (role, module.kind, tensor.formula, tensor.name, ""))
+        return next((each for each in found if each is not None), SIDE_STREAM if tensor.side_stream else 0)
+
+    def _released(self, held: Iterable[_Held]) -> None:
+        """Frees tensors."""
+        self.actions += frees(held)
+
+
+def _removed(held: list[_Held], tensors: Sequence[Tensor]) -> list[_Held]:
+    """Removes these tensors from `held` and returns them. Those that are not in it are left out."""
+    if len(held) == len(tensors):
+        found, held[:] = list(held), []
+        return found
+    found = []
+    for tensor in tensors:
+        place = next((index for index, each in enumerate(held) if each.tensor == tensor), None)
+        if place is not None:
+            found.append(held.pop(place))
+    return found
 
 
 def _with_temporaries(actions: Sequence[Action], places: Mapping[ModuleKind, int]) -> tuple[tuple[Action, ...], tuple[Place, ...]]:
@@ -208,8 +336,13 @@ def _with_temporaries(actions: Sequence[Action], places: Mapping[ModuleKind, int
 def _temporaries_at(actions: Sequence[Action], index: int) -> int:
     """The number of allocations from index `index` that are followed by their frees in the same order; 0 if there are none."""
     count = 0
-    while index + count < len(actions) and actions[index + count][0]:
+    while index + count < len(actions) and _combined(actions[index + count][0]):
         count += 1
     allocated = [slot for _, slot, _ in actions[index : index + count]]
     freed = [slot for size, slot, _ in actions[index + count : index + 2 * count] if not size]
     return count if allocated == freed else 0
+
+
+def _combined(size: int) -> bool:
+    """Whether `Temporaries` can have a request: it is on the first or second stream."""
+    return bool(size) and -size < 1 << STREAM_BITS

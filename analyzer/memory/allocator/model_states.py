@@ -1,0 +1,288 @@
+"""The allocator requests of model states: parameters, gradients, optimizer states, and the temporary tensors of optimizer steps.
+
+Sources: core/distributed/param_and_grad_buffer.py and core/optimizer (0.16.1). `states` has the same bytes, with the sources of
+each optimizer. Here they are requested one after the other. Requests of at most `SMALL_SIZE` are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
+from analyzer.buffers.parameter_order import parameter_runs
+from analyzer.layout.data_parallel import reduction_size
+from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, CachingAllocator
+from analyzer.memory.allocator.replicas import Member
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Module, Tensor
+from analyzer.specs import TrainingJob
+from analyzer.states.bytes_per_parameter import adam_stores_master_weights, bytes_per_parameter
+from analyzer.units import DTYPE_BYTES, dtype_bytes
+
+if TYPE_CHECKING:
+    from analyzer.buffers.matrices import OptimizerParameter
+    from analyzer.states.cpu_offload import Piece
+
+StageBuffers = Sequence[Sequence[Buffer]]
+
+
+class ModelStates:
+    """The states of a rank whose optimizer updates all parameters in place: Adam or SGD on the GPU."""
+
+    def __init__(self, job: TrainingJob, stage: StageModel, buffers: StageBuffers, member: Member) -> None:
+        self.job = job
+        self.stage = stage
+        self.buffers = buffers
+        self.member = member
+
+    def create(self, allocator: CachingAllocator) -> None:
+        """Allocates weights, gradient buffers and fp32 master weights. The distributed optimizer moves weights into a buffer."""
+        element = int(DTYPE_BYTES[self.job.precision.parameters])
+        sizes = [element * numel for numel in numels(self.stage)]
+        distributed = self.job.optimizer.distributed
+        unbuffered = [allocator.malloc(size) for size in sizes if size > SMALL_SIZE] if distributed else []
+        if not distributed:
+            allocate_permanent(allocator, sizes)
+        for chunk in self.buffers:
+            for buffer in chunk:
+                if distributed:
+                    allocate_permanent(allocator, [dtype_bytes(buffer.parameter_dtype, buffer.numel)])
+                allocate_permanent(allocator, [dtype_bytes(buffer.gradient_dtype, buffer.numel)])
+        for address in unbuffered:
+            allocator.free(address)
+        self._create_master_weights(allocator)
+
+    def update(self, allocator: CachingAllocator, *, first: bool) -> None:
+        """The optimizer step. The first one creates the moments."""
+        if first:
+            moments = bytes_per_parameter(self.job).moments
+            allocate_permanent(allocator, (int(each * numel) for numel in self._owned() for each in moments))
+
+    def _create_master_weights(self, allocator: CachingAllocator) -> None:
+        element = int(DTYPE_BYTES[self.job.precision.parameters])
+        if self.job.precision.parameters == "fp32" or adam_stores_master_weights(self.job):
+            return
+        for numel in self._owned():
+            copy_to_fp32(allocator, element, numel)
+
+    def _owned(self) -> list[int]:
+        """Number of elements of each parameter, or part of one, whose optimizer states are on the rank."""
+        if not self.job.optimizer.distributed:
+            return numels(self.stage)
+        index = dict(zip(("dp_cp", "edp"), self.member, strict=True))
+        return [
+            numel
+            for chunk in self.buffers
+            for buffer in chunk
+            for numel in shard_pieces(buffer, reduction_size(self.job.parallel, buffer.group), member=index[buffer.group])
+        ]
+
+
+class Temporary:
+    """Temporary tensors that replace each other."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self._allocator = allocator
+        self._held: list[tuple[Tensor, list[int]]] = []
+
+    def become(self, tensors: Iterable[Tensor]) -> None:
+        """Frees the tensors that are not among these, and allocates those of these that do not exist."""
+        left = list(tensors)
+        kept = []
+        for tensor, addresses in self._held:
+            if tensor in left:
+                left.remove(tensor)
+                kept.append((tensor, addresses))
+            else:
+                for address in addresses:
+                    self._allocator.free(address)
+        self._held = kept
+        for tensor in left:
+            size = tensor.bytes // tensor.pieces
+            count = tensor.pieces if size > SMALL_SIZE else 0
+            self._held.append((tensor, [self._allocator.malloc(size) for _ in range(count)]))
+
+
+def copy_to_fp32(allocator: CachingAllocator, element: int, numel: int) -> int | None:
+    """Copies a parameter, converts the copy to fp32, and frees it. Returns the address of the fp32 tensor; None if it is small."""
+    copy = allocator.malloc(element * numel) if element * numel > SMALL_SIZE else None
+    found = allocator.malloc(4 * numel) if 4 * numel > SMALL_SIZE else None
+    if copy is not None:
+        allocator.free(copy)
+    return found
+
+
+def allocate(allocator: CachingAllocator, sizes: Iterable[int], *, stream: int = 0) -> list[int]:
+    """Allocates the large ones of these sizes and returns their addresses."""
+    return [allocator.malloc(size, stream=stream) for size in sizes if size > SMALL_SIZE]
+
+
+def free(allocator: CachingAllocator, addresses: Iterable[int]) -> None:
+    """Frees addresses."""
+    for address in addresses:
+        allocator.free(address)
+
+
+def allocate_permanent(allocator: CachingAllocator, sizes: Iterable[int]) -> None:
+    """Allocates memory that is never freed."""
+    for size, equal in groupby(sizes):
+        if size > SMALL_SIZE:
+            allocator.malloc_permanent(size, sum(1 for _ in equal))
+
+
+def numels(stage: StageModel) -> list[int]:
+    """Number of elements of each parameter of a rank; experts are listed separately."""
+    return [numel for tree in stage.trees for numel in tree.derived(_numels_of_tree)]
+
+
+def _numels_of_tree(tree: Module) -> tuple[int, ...]:
+    sizes: list[int] = []
+    for run in parameter_runs(tree):
+        sizes += [each.numel // each.pieces for each in run.parameters if not each.frozen for _ in range(each.pieces)] * run.times
+    return tuple(sizes)
+
+
+class OneByOne(ModelStates):
+    """The states with an optimizer that updates one parameter after another: Lion (`states.one_by_one`)."""
+
+    def _parameters(self) -> Sequence[OptimizerParameter]:
+        """The updated parameters in the order of the update."""
+        from analyzer.buffers.matrices import parameters_in_creation_order
+
+        return sorted(parameters_in_creation_order(self.job, self.stage), key=lambda weight: len(weight.shape) == 1)
+
+    def _create_master_weights(self, allocator: CachingAllocator) -> None:
+        for weight in self._parameters():
+            if weight.dtype != "fp32":
+                copy_to_fp32(allocator, int(DTYPE_BYTES[self.job.precision.parameters]), weight.numel)
+
+    def update(self, allocator: CachingAllocator, *, first: bool) -> None:
+        copies = self._copied_gradients(allocator)
+        self._update_each(allocator, self._parameters(), len(self.job.optimizer.state_dtypes) if first else 0)
+        free(allocator, copies)
+
+    def _copied_gradients(self, allocator: CachingAllocator) -> list[int]:
+        """The fp32 copies of 16-bit gradients, until the next forward."""
+        if self.job.precision.gradients == "fp32":
+            return []
+        return allocate(allocator, (4 * weight.numel for weight in self._parameters() if weight.dtype != "fp32"))
+
+    def _update_each(self, allocator: CachingAllocator, parameters: Sequence[OptimizerParameter], states: int) -> None:
+        """Creates this many states for each parameter. The variable of the update references the previous one until then."""
+        allocate_permanent(allocator, (4 * weight.numel for weight in parameters for _ in range(states)))
+        temporary = Temporary(allocator)
+        held: tuple[Tensor, ...] = ()
+        for weight in parameters:
+            update = (Tensor(name="update", shape=weight.shape, dtype="fp32"),)
+            temporary.become((*held, *update))
+            held = update
+        temporary.become(())
+
+
+class Muon(OneByOne):
+    """The states of a rank whose matrices are updated by Muon, and all other parameters by another optimizer (`states.muon`)."""
+
+    def _parameters(self) -> Sequence[OptimizerParameter]:
+        from analyzer.buffers.matrices import weights
+        from analyzer.states.muon import muon_of
+
+        if not (muon_of(self.job).layer_wise and self.job.parallel.data_with_context > 1):
+            return tuple(weights(self.job, self.stage))
+        return [weight for owned, index in zip(self._owners(), self.member, strict=True) for weight in owned[index % len(owned)]]
+
+    def _create_master_weights(self, allocator: CachingAllocator) -> None:
+        super()._create_master_weights(allocator)
+        for numel in self._rest():
+            copy_to_fp32(allocator, int(DTYPE_BYTES[self.job.precision.parameters]), numel)
+
+    def _rest(self) -> list[int]:
+        """Elements of this rank's part of each buffer that a distributed Adam updates (`states.layer_wise`)."""
+        from analyzer.states.muon import muon_of
+
+        if not (muon_of(self.job).aligned and self.job.parallel.data_with_context > 1):
+            return []
+        from analyzer.buffers.layer_wise import rest_buffers
+
+        listed = rest_buffers(self.job, self.stage)
+        return [shard_numel(buffer, reduction_size(self.job.parallel, buffer.group)) for buffer in listed]
+
+    def _owners(self) -> Sequence[Sequence[Sequence[OptimizerParameter]]]:
+        """The parameters of each replica, and of each replica of the experts."""
+        from analyzer.states.layer_wise import stage_owners
+
+        return stage_owners(self.job, self.stage)
+
+    def update(self, allocator: CachingAllocator, *, first: bool) -> None:
+        from analyzer.specs import OPTIMIZERS
+        from analyzer.states.muon import muon_of
+
+        muon, parameters = muon_of(self.job), self._parameters()
+        copies = self._copied_gradients(allocator)
+        matrices = [weight for weight in parameters if weight.orthogonalized]
+        for group in (matrices,) if muon.layer_wise else _dense_and_experts(matrices):
+            self._orthogonalize(allocator, group, first=first)
+        scalar = OPTIMIZERS[muon.scalar_optimizer]
+        others = [weight for weight in parameters if not weight.orthogonalized]
+        states = len(scalar.states(self.job.optimizer)) if first else 0
+        if scalar.updates == "one by one":
+            self._update_each(allocator, others, states)
+        else:
+            allocate_permanent(allocator, (4 * weight.numel for weight in others for _ in range(states)))
+        if first:
+            allocate_permanent(allocator, (4 * numel for numel in self._rest() for _ in range(2)))
+        if muon.layer_wise and self.job.parallel.data_with_context > 1 and not muon.aligned:
+            self._gather(allocator)
+        free(allocator, copies)
+
+    def _orthogonalize(self, allocator: CachingAllocator, matrices: Sequence[OptimizerParameter], *, first: bool) -> None:
+        """Creates the momentum of all matrices, and updates one after the other."""
+        from analyzer.states.muon import instants_of_update
+
+        if first:
+            allocate_permanent(allocator, (4 * weight.numel for weight in matrices))
+        temporary = Temporary(allocator)
+        held: tuple[Tensor, ...] = ()
+        for weight in matrices:
+            for tensors in instants_of_update(self.job, weight):
+                temporary.become((*held, *tensors))
+            held = (Tensor(name="update of the previous matrix", shape=weight.shape, dtype="fp32"),)
+        temporary.become(())
+
+    def _gather(self, allocator: CachingAllocator) -> None:
+        """Receives the parameters of all replicas, beside a flat copy of those of this one (`states.layer_wise`)."""
+        for owned, index in zip(self._owners(), self.member, strict=True):
+            sizes = [int(DTYPE_BYTES[self.job.precision.parameters]) * sum(weight.numel for weight in each) for each in owned]
+            if len(sizes) > 1 and any(sizes):
+                own = index % len(sizes)
+                stacked = [sum(sizes)] if len(set(sizes)) == 1 else []
+                free(allocator, allocate(allocator, [*stacked, sizes[own] if len(owned[own]) > 1 else 0, *sizes]))
+
+
+def _dense_and_experts(matrices: Sequence[OptimizerParameter]) -> tuple[list[OptimizerParameter], ...]:
+    return tuple([weight for weight in matrices if weight.expert is expert] for expert in (False, True))
+
+
+class Offloaded(ModelStates):
+    """The states of a rank with optimizer states on the host (`states.cpu_offload`). Unsharded fp32 copies are a workspace."""
+
+    def _create_master_weights(self, allocator: CachingAllocator) -> None:
+        element = int(DTYPE_BYTES[self.job.precision.parameters])
+        for piece in self._pieces():
+            if piece.dtype != "fp32":
+                copy_to_fp32(allocator, element, piece.numel)
+
+    def update(self, allocator: CachingAllocator, *, first: bool) -> None:
+        if first:
+            count = len(self.job.optimizer.state_dtypes)
+            pieces = [4 * piece.numel for piece in self._pieces()]
+            allocate_permanent(allocator, (size for size in pieces for _ in range(count)))
+            if self.job.precision.gradients != "fp32":
+                allocate_permanent(allocator, (4 * piece.numel for piece in self._pieces() if piece.dtype != "fp32"))
+
+    def _pieces(self) -> Sequence[Piece]:
+        """Parts of parameters whose optimizer states are on the GPU."""
+        from analyzer.states.cpu_offload import pieces_on_gpu
+
+        return pieces_on_gpu(self.job, self.stage, self.buffers, self.member)
