@@ -32,13 +32,6 @@ FAULTS: Final = (
         "tests/memory/test_allocator_replay.py::test_expandable_segments_in_the_environment_reduce_reserved_memory",
     ),
     Fault(
-        "local variables are never freed",
-        "analyzer/memory/allocator/script.py",
-        "forward=(*forward, *frame),",
-        "forward=tuple(forward),",
-        "tests/memory/test_allocator_features.py::test_local_variables_are_freed_when_the_forward_returns",
-    ),
-    Fault(
         "FSDP gathers on the stream of the computation",
         "analyzer/memory/allocator/fsdp_states.py",
         "GATHER_STREAM: Final = 2",

@@ -120,13 +120,6 @@ def test_every_tensor_of_a_complete_iteration_is_freed(feature: str) -> None:
             assert not held
 
 
-def test_local_variables_are_freed_when_the_forward_returns() -> None:
-    """The logits [2048, 8, 32128] in bf16: 1004 MiB."""
-    [written] = iterations(job_of(FLASH))[0].scripts
-    last = next(slot for size, slot, _ in reversed(written.forward) if size == 2048 * 8 * 32128 * 2)
-    assert written.forward[-1] == (0, last, written.forward[-1][2])
-
-
 def test_what_a_checkpoint_leaves_is_freed_by_the_next_forward() -> None:
     """A checkpoint around a layer whose attribute references a tensor of 3 MiB after its backward."""
     left = Tensor(name="held", shape=(3 * MIB,), dtype="uint8")
@@ -243,7 +236,7 @@ def test_operands_of_deferred_gradients_are_kept_until_the_end_of_the_iteration(
     kept, without = (
         fragmentation(states, (each, None, each), last.workspaces, settings=AllocatorSettings()).reserved for each in (later, plain)
     )
-    assert kept - without >= (deferral.calls - 1) * sum(deferral.operands)
+    assert kept - without >= (deferral.calls - 1) * deferral.operands[0]
 
 
 def test_captures_have_a_pool_of_their_own() -> None:

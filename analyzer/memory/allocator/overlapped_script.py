@@ -42,7 +42,7 @@ def overlapped_script(trees: Sequence[Module], pair: Pair, *, streams: Streams, 
         _Side(trees[pair.forward].derived(_forward_slices, streams)),
         _Side(trees[pair.backward].derived(_backward_slices, streams)),
     )
-    # the requests of the forward have the tensors of local variables
+    # what local variables reference is not requested, as in `script`
     frame = {id(tensor) for tree in trees for tensor in tree.derived(_frame)}
     parts: list[Part] = []
     held: tuple[Tensor, ...] = ()
@@ -97,17 +97,15 @@ def _frame(tree: Module) -> tuple[Tensor, ...]:
 
 
 def _forward_slices(tree: Module, streams: Streams) -> tuple[_Slice, ...]:
-    """The requests of a chunk's forward. At its end it frees what local variables reference."""
+    """The requests of a chunk's forward."""
     placed = [(module.derived(_block_slices, streams), first) for module, first in _placed(tree, streams)]
-    found = [_moved(each, first) for (forward, _, _), first in placed for each in forward]
-    frame = [action for (_, _, frees), first in placed for action in with_slot_offset(frees, first)]
-    return (*found, _Slice(tree, NO_MODULE, tuple(frame)))
+    return tuple(_moved(each, first) for (forward, _), first in placed for each in forward)
 
 
 def _backward_slices(tree: Module, streams: Streams) -> tuple[_Slice, ...]:
     """The requests of a chunk's backward."""
     placed = [(module.derived(_block_slices, streams), first) for module, first in _placed(tree, streams)]
-    return tuple(_moved(each, first) for (_, backward, _), first in reversed(placed) for each in backward)
+    return tuple(_moved(each, first) for (_, backward), first in reversed(placed) for each in backward)
 
 
 def _placed(tree: Module, streams: Streams) -> Iterator[tuple[Module, int]]:
@@ -123,14 +121,13 @@ def _moved(each: _Slice, first: int) -> _Slice:
     return each._replace(actions=tuple(with_slot_offset(each.actions, first)))
 
 
-def _block_slices(block: Module, streams: Streams) -> tuple[tuple[_Slice, ...], tuple[_Slice, ...], tuple[Action, ...]]:
-    """The requests of a block's forward and backward, and those that free what local variables reference."""
+def _block_slices(block: Module, streams: Streams) -> tuple[tuple[_Slice, ...], tuple[_Slice, ...]]:
+    """The requests of a block's forward and backward."""
     program, writer = operations(block), Writer(streams)
     forward = tuple(_slices(block, writer, program.forward))
-    frame = writer.end_forward()
     writer.start_backward(block)
     backward = tuple(_slices(block, writer, program.backward))
-    return forward, backward, frame
+    return forward, backward
 
 
 def _slices(block: Module, writer: Writer, listed: Sequence[Operation]) -> Iterator[_Slice]:

@@ -56,8 +56,6 @@ class Script:
     backward_places: tuple[Place, ...]
     release: tuple[Action, ...]
     """Frees the tensors that the forward saved, without a backward."""
-    frame: tuple[Action, ...]
-    """Frees what local variables reference at the end of the forward."""
     leftover: tuple[Action, ...]
     """Frees what is still allocated after the backward."""
     slots: int
@@ -82,7 +80,6 @@ def _script(tree: Module, streams: Streams) -> Script:
     blocks = chunk_program(tree).blocks
     forward: list[Action] = []
     release: list[Action] = []
-    frame: list[Action] = []
     leftover: list[Action] = []
     backward: list[Action] = []
     slots = 0
@@ -95,7 +92,6 @@ def _script(tree: Module, streams: Streams) -> Script:
         for _ in range(block.times):
             forward += with_slot_offset(once.forward, slots)
             release += with_slot_offset(once.release, slots)
-            frame += with_slot_offset(once.frame, slots)
             leftover += with_slot_offset(once.leftover, slots)
             placed.append((once, slots))
             slots += once.slots
@@ -103,12 +99,11 @@ def _script(tree: Module, streams: Streams) -> Script:
         _add_places(backward_places, once.backward_places, len(backward))
         backward += with_slot_offset(once.backward, first)
     return Script(
-        forward=(*forward, *frame),
+        forward=tuple(forward),
         backward=tuple(backward),
         forward_places=tuple((index, kind) for kind, index in forward_places.items()),
         backward_places=tuple((index, kind) for kind, index in backward_places.items()),
         release=tuple(release),
-        frame=(),
         leftover=tuple(leftover),
         slots=slots,
     )
@@ -129,7 +124,7 @@ def with_slot_offset(actions: Sequence[Action], first: int) -> Sequence[Action]:
 
 
 def block_script(module: Module, streams: Streams = ()) -> Script:
-    """The requests of a block, cached per module object. `Script.frame` is not part of its forward."""
+    """The requests of a block, cached per module object."""
     return module.derived(_block_script, streams)
 
 
@@ -139,7 +134,6 @@ def _block_script(module: Module, streams: Streams) -> Script:
     for operation in program.forward:
         writer.apply(operation)
     forward, forward_places = writer.take()
-    frame = writer.end_forward()
     writer.start_backward(module)
     for operation in program.backward:
         writer.apply(operation)
@@ -151,7 +145,6 @@ def _block_script(module: Module, streams: Streams) -> Script:
         forward_places=forward_places,
         backward_places=backward_places,
         release=tuple((0, slot, NONE) for slot in writer.saved_in_order),
-        frame=frame,
         leftover=frees(writer.leftover),
         slots=writer.slots,
     )
@@ -172,8 +165,6 @@ class Writer:
         self.slots = 0
         self.saved_in_order: list[int] = []
         """Slots of the tensors that the forward saves, in the order of their allocation."""
-        self.frame: list[_Held] = []
-        """What local variables reference until the forward of the chunk returns."""
         self.leftover: list[_Held] = []
         """What is still allocated after the backward."""
         self._streams = dict(streams)
@@ -209,11 +200,6 @@ class Writer:
         elif operation.kind is OperationKind.COMPUTE:
             self.places.setdefault(operation.module.kind, len(self.actions))
 
-    def end_forward(self) -> tuple[Action, ...]:
-        """The actions that free what local variables reference."""
-        frame, self.frame = frees(self.frame), []
-        return frame
-
     def start_backward(self, module: Module) -> None:
         """Allocates what following layers have copied back from the host for this one."""
         for _, inside in module.walk():
@@ -233,8 +219,8 @@ class Writer:
 
     def _allocate(self, operation: Operation) -> None:
         role, tensors = operation.role, operation.tensors
-        if role is Role.RESIDUAL_SUM:
-            return
+        if role in (Role.RESIDUAL_SUM, Role.FRAME):
+            return  # what local variables reference is left out: with it, measured runs agree less well
         copied = role in (Role.RELOADED, Role.TRANSFER) and operation.phase == "backward"
         held = self._requested(operation.module, tensors, Role.RELOADED if copied else Role.NONE)
         if role is Role.SAVED:
@@ -250,7 +236,7 @@ class Writer:
             if operation.module.recomputed:  # a nested checkpoint: the enclosing one discards its saved tensors
                 self._checkpoints[-1] = len(self._discarded)
         else:
-            {Role.FRAME: self.frame, Role.RELOADED: self._reloaded, Role.LEFTOVER: self.leftover}[role].extend(held)
+            {Role.RELOADED: self._reloaded, Role.LEFTOVER: self.leftover}[role].extend(held)
 
     def _free(self, operation: Operation) -> None:
         role, tensors = operation.role, operation.tensors
@@ -265,8 +251,6 @@ class Writer:
             self._released(_removed(self._transfer, tensors))
         elif role is Role.RELOADED:
             self._released(_removed(self._reloaded, tensors))
-        elif role is Role.FRAME:
-            self._released(_removed(self.frame, tensors))
         elif role is Role.DISCARDED and not tensors:
             self._end_first_forward()
 
