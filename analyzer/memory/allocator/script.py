@@ -302,9 +302,10 @@ def _with_temporaries(actions: Sequence[Action], places: Mapping[ModuleKind, int
     found: list[Action] = []
     found_places: list[Place] = []
     remaining = list(places.items())[::-1]
+    ends = _ends_of_runs(actions)
     index = 0
     while index < len(actions):
-        count = _temporaries_at(actions, index)
+        count = _temporaries_at(actions, index, ends[index])
         while remaining and remaining[-1][1] < index + max(1, 2 * count):  # a module among combined actions runs before them
             found_places.append((len(found), remaining.pop()[0]))
         if count:
@@ -317,14 +318,25 @@ def _with_temporaries(actions: Sequence[Action], places: Mapping[ModuleKind, int
     return tuple(found), tuple(found_places)
 
 
-def _temporaries_at(actions: Sequence[Action], index: int) -> int:
-    """The number of allocations from index `index` that are followed by their frees in the same order; 0 if there are none."""
-    count = 0
-    while index + count < len(actions) and _combined(actions[index + count][0]):
-        count += 1
-    allocated = [slot for _, slot, _ in actions[index : index + count]]
-    freed = [slot for size, slot, _ in actions[index + count : index + 2 * count] if not size]
+def _temporaries_at(actions: Sequence[Action], index: int, end: int) -> int:
+    """The number of allocations from `index` to `end` if their frees follow in the same order; 0 if not."""
+    if end == len(actions) or actions[end][0] or actions[end][1] != actions[index][1]:
+        return 0
+    count = end - index
+    allocated = [slot for _, slot, _ in actions[index:end]]
+    freed = [slot for size, slot, _ in actions[end : end + count] if not size]
     return count if allocated == freed else 0
+
+
+def _ends_of_runs(actions: Sequence[Action]) -> list[int]:
+    """For each action, the index of the first one from it on that is not an allocation which `Temporaries` can have."""
+    ends = [len(actions)] * len(actions)
+    end = len(actions)
+    for index in range(len(actions) - 1, -1, -1):
+        if not _combined(actions[index][0]):
+            end = index
+        ends[index] = end
+    return ends
 
 
 def _combined(size: int) -> bool:
