@@ -31,9 +31,12 @@ def recorded_ranks(report: Report) -> tuple[int, ...]:
 
 def _recorded_rank(job: TrainingJob, of: RankClass) -> int:
     """The rank of a rank class that the formulas describe; the first if that one is not in the class."""
-    first = of.ranks[0][0]
-    rank = described_rank(job.parallel, first)
-    return rank if any(begin <= rank <= end for begin, end in of.ranks) else first
+    rank = described_rank(job.parallel, of.ranks[0][0])
+    return rank if _contains(of, rank) else of.ranks[0][0]
+
+
+def _contains(of: RankClass, rank: int) -> bool:
+    return any(begin <= rank <= end for begin, end in of.ranks)
 
 
 def recorded_report(report: Report, traces: Mapping[int, Path], *, settings: AllocatorSettings) -> Report:
@@ -129,9 +132,14 @@ def _may_end_in_forward(flags: TrainingFlags, module: str, tensor: Tensor) -> bo
 
 
 def comparisons(report: Report, traces: Mapping[int, Path], *, tolerance: float) -> tuple[Compared, ...]:
-    """Compares formulas and trace for each rank class. `report` must have the number of microbatches that was run."""
+    """Compares formulas and trace for each rank class with a rank that the formulas describe (`described_rank`).
+
+    `report` must have the number of microbatches that was run.
+    """
     found = []
     for each in report.ranks:
+        if not _contains(each, described_rank(report.job.parallel, each.ranks[0][0])):
+            continue
         trace = read_complete_trace(traces[_recorded_rank(report.job, each)])
         rows = [row for row in report.communication if row.pipeline_rank == each.pipeline_rank]
         kernels = predicted_kernels(report.job, each)
