@@ -29,7 +29,7 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
     """
     check_job(job)
     stages = analysed_stages(job)
-    ranks = replayed_classes(job, stages, every_part=True)
+    ranks = replayed_classes(job, stages, every_part=True, frees=True)
     models = [stage.model for stage in stages]
     rows = communication_rows(job, models, [stage.buffers for stage in stages])
     unknown = job.unknown

@@ -20,11 +20,12 @@ from analyzer.memory.allocator.script import TEMPORARY, Action, script
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.order import iteration_of
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
-from analyzer.memory.verdict import highest, verdict
+from analyzer.memory.verdict import highest
 from analyzer.memory.workspaces import workspaces
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
 from analyzer.passes.stages import stage_models
+from analyzer.predict import predict
 from analyzer.specs import TrainingJob
 from analyzer.units import MIB
 from tests.job_of import BASE, HOPPER, job_of
@@ -226,12 +227,13 @@ def test_segments_are_freed_where_they_would_exceed_the_memory_of_the_gpu() -> N
     """A GPU with 200 MiB less than needed: the segment of the word embedding, which moved to the buffer of weights, is freed."""
     memory = highest(rank_classes(job_of(LLAMA_70B))).memory
     smaller = replace(HOPPER, capacity_bytes=memory.device_bytes - 200 * MIB)
-    found = highest(rank_classes(job_of(LLAMA_70B, gpu=smaller)))
+    report = predict(job_of(LLAMA_70B, gpu=smaller))
+    found = highest(report.ranks)
     assert found.memory.released_bytes >= 200 * MIB
     assert found.memory.peak_reserved_bytes == memory.peak_reserved_bytes - found.memory.released_bytes
     assert found.memory.peak_allocated_bytes <= found.memory.peak_reserved_bytes
-    outcome = verdict([found], smaller)
-    assert (outcome.fits, outcome.state) == (True, "tight")
+    assert (report.verdict.fits, report.verdict.state) == (True, "tight")
+    assert any("unused segments" in each for each in report.assumptions)
 
 
 def test_a_peak_above_the_memory_of_the_gpu_is_not_limited() -> None:
