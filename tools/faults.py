@@ -47,9 +47,9 @@ FAULTS: Final = (
     ),
     Fault(
         "steps left out whose messages make them the highest",
-        "analyzer/memory/iteration.py",
-        "most = _MESSAGES * beside + max(chunk.graph for chunk in self._chunks)",
-        "most = -beside + max(chunk.graph for chunk in self._chunks)",
+        "analyzer/memory/highest_steps.py",
+        "most = _MESSAGES * message_bytes + max(chunk.graph for chunk in chunks)",
+        "most = -message_bytes + max(chunk.graph for chunk in chunks)",
         "tests/memory/test_steps_of_iteration.py::test_the_peak_of_some_steps_is_that_of_all",
     ),
     Fault(

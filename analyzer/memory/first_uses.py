@@ -17,8 +17,6 @@ class FirstUses:
         """`warm`: an iteration has run before, in which all were allocated."""
         self.bytes = sum(each.bytes for each in workspaces if warm or not each.kinds)
         """Bytes of the allocated workspaces."""
-        self.every = sum(each.bytes for each in workspaces)
-        """Bytes of all workspaces."""
         self._remaining = [] if warm else [each for each in workspaces if each.kinds]
 
     def remain(self, phase: str) -> bool:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final, NamedTuple
 
-from analyzer.memory.chunk_memory import BACKWARD, FORWARD, ChunkMemory, Situation, Span
+from analyzer.memory.chunk_memory import BACKWARD, ChunkMemory, Situation, Span
 from analyzer.memory.first_uses import FirstUses
+from analyzer.memory.highest_steps import highest_steps
 from analyzer.memory.messages import MessageTensors
 from analyzer.memory.peak import Peak, PeakPosition
 from analyzer.memory.point import Exchange, Point
@@ -21,7 +22,7 @@ from analyzer.modules.tree import total_bytes
 from analyzer.passes.deferred_output_gradients import Deferral, output_layers
 from analyzer.results import PeakEvent
 from analyzer.schedule.iteration import Iteration, Moment
-from analyzer.schedule.pipeline import Pair, Step
+from analyzer.schedule.pipeline import Pair
 from analyzer.schedule.references import Kind, Message
 
 
@@ -84,11 +85,8 @@ def step_bytes(
     return [(steps.peak_alone(moment), steps.kept_after(moment)) for moment in iteration.moments(warm=True)]
 
 
-_MESSAGES: Final = 8
-"""The most messages that the variables of a schedule reference during a step, or at its end."""
 _SITUATIONS: Final = {flags: Situation(*flags) for flags in product((False, True), repeat=3)}
 """Every kind of pass of a chunk."""
-_ALONE: Final = Situation(backward=True, alone=True)
 Place = Situation | Point | Exchange
 """Where a peak can be in a step: the highest instant of a pass of the chunk, another instant, or the messages after it."""
 
@@ -156,60 +154,12 @@ class _Steps:
         self._at: _Highest | None = None
 
     def candidates(self, iteration: Iteration) -> set[int] | None:
-        """The indices of the steps that can be the highest, and of the first passes; None for all.
-
-        All others are lower by more than what can be allocated beside the microbatches in flight.
-        """
+        """The indices of the steps that can be the highest, and of first passes; None for all."""
         depends = self._has_leftover or self._context.depends_on_microbatches or any(chunk.reloaded for chunk in self._chunks)
         if depends or iteration.queues_messages:
             return None
-        sizes, first = self._without_messages(iteration.order)
-        beside = 0 if self._context.messages is None else self._context.messages.largest
-        most = _MESSAGES * beside + max(chunk.graph for chunk in self._chunks)
-        last = max(first, default=-1)
-        limit = max(sizes[last + 1 :], default=0)  # all workspaces are allocated by then
-        found = set(first)
-        alike: set[tuple[int, ...]] = set()
-        counts = [0] * len(self._chunks)
-        idle = (1 << len(self._chunks)) - 1  # one bit for each chunk
-        passes = 0
-        for index, (step, size) in enumerate(zip(iteration.order, sizes, strict=True)):
-            number = step.chunk
-            passes += index in first
-            if step.kind == "forward":
-                counts[number] += 1
-                idle &= ~(1 << number)
-            highest = size + most + (2 * idle.bit_count() * beside if idle else 0)
-            if counts[number] == 1:
-                highest += self._chunks[number].peak(_ALONE) - self._chunks[number].peak(BACKWARD)
-            if highest >= limit:
-                kind = (size, passes, idle, counts[number] == 1, *iteration.chunks_around(index))
-                if kind not in alike:
-                    alike.add(kind)
-                    found.add(index)
-            if step.kind == "backward":
-                counts[number] -= 1
-                idle |= (not counts[number]) << number
-        return found
-
-    def _without_messages(self, order: Sequence[Step]) -> tuple[list[int], set[int]]:
-        """For each step, bytes at its peak without messages, and the indices of passes that run for the first time."""
-        forward = [chunk.peak(FORWARD) for chunk in self._chunks]
-        backward = [chunk.peak(BACKWARD) - saved for chunk, saved in zip(self._chunks, self._retained, strict=True)]
-        sizes: list[int] = []
-        first: dict[tuple[str, int], int] = {}
-        saved = 0
-        for index, step in enumerate(order):
-            number = step.chunk
-            if step.kind == "forward":
-                sizes.append(saved + forward[number])
-                saved += self._retained[number]
-            else:
-                sizes.append(saved + backward[number])
-                saved -= self._retained[number]
-            if self._first_passes:
-                first.setdefault((step.kind, number), index)
-        return sizes, set(first.values())
+        largest = 0 if self._context.messages is None else self._context.messages.largest
+        return highest_steps(iteration, self._chunks, message_bytes=largest, warm=not self._first_passes)
 
     def visit(self, moment: Moment) -> None:
         """Updates the peak with the instants of a step."""
