@@ -7,7 +7,8 @@ equals an earlier step in all that its memory depends on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from analyzer.memory.chunk_memory import BACKWARD, FORWARD, ChunkMemory, Situation
 from analyzer.schedule.iteration import Iteration
@@ -18,16 +19,36 @@ _MESSAGES: Final = 8
 _ALONE: Final = Situation(backward=True, alone=True)
 
 
-def highest_steps(iteration: Iteration, chunks: Sequence[ChunkMemory], *, message_bytes: int, warm: bool) -> set[int]:
-    """The indices of the steps that can be the highest and, unless `warm`, of the first pass of each kind.
+class PassBytes(NamedTuple):
+    """Bytes of the passes of a chunk by one microbatch."""
+
+    retained: int
+    forward: int
+    """At the peak of a forward."""
+    backward: int
+    """At the peak of a backward."""
+    alone: int
+    """The same if no other microbatch of the chunk is in flight."""
+    graph: int
+    """`ChunkMemory.graph`."""
+
+    @classmethod
+    def of(cls, chunk: ChunkMemory) -> PassBytes:
+        """The passes of a chunk."""
+        return cls(chunk.retained, chunk.peak(FORWARD), chunk.peak(BACKWARD), chunk.peak(_ALONE), chunk.graph)
+
+
+@lru_cache(maxsize=64)
+def highest_steps(iteration: Iteration, chunks: tuple[PassBytes, ...], message_bytes: int) -> frozenset[int]:
+    """The indices of the steps that can be the highest in the first iteration or in a later one, and of the first passes.
 
     Only for iterations in which no message waits for a later step than the next, and no chunk leaves tensors or has copies.
     `message_bytes`: bytes of the largest message. Workspaces are allocated in first passes, so that none is left to allocate later.
     """
     sizes = _without_messages(iteration.order, chunks)
-    first = set() if warm else _first_passes(iteration.order)
+    first = _first_passes(iteration.order)
     most = _MESSAGES * message_bytes + max(chunk.graph for chunk in chunks)
-    limit = max(sizes[max(first, default=-1) + 1 :], default=0)
+    limit = max(sizes[max(first) + 1 :], default=0)
     found = set(first)
     alike: set[tuple[int, ...]] = set()
     counts = [0] * len(chunks)
@@ -41,7 +62,7 @@ def highest_steps(iteration: Iteration, chunks: Sequence[ChunkMemory], *, messag
             idle &= ~(1 << number)
         highest = size + most + (2 * idle.bit_count() * message_bytes if idle else 0)
         if counts[number] == 1:
-            highest += chunks[number].peak(_ALONE) - chunks[number].peak(BACKWARD)
+            highest += chunks[number].alone - chunks[number].backward
         if highest >= limit:
             kind = (size, passes, idle, counts[number] == 1, *iteration.chunks_around(index))
             if kind not in alike:
@@ -50,24 +71,21 @@ def highest_steps(iteration: Iteration, chunks: Sequence[ChunkMemory], *, messag
         if step.kind == "backward":
             counts[number] -= 1
             idle |= (not counts[number]) << number
-    return found
+    return frozenset(found)
 
 
-def _without_messages(order: Sequence[Step], chunks: Sequence[ChunkMemory]) -> list[int]:
+def _without_messages(order: Sequence[Step], chunks: Sequence[PassBytes]) -> list[int]:
     """For each step, bytes at its peak without messages and workspaces."""
-    retained = [chunk.retained for chunk in chunks]
-    forward = [chunk.peak(FORWARD) for chunk in chunks]
-    backward = [chunk.peak(BACKWARD) - chunk.retained for chunk in chunks]
     sizes: list[int] = []
     saved = 0
     for step in order:
-        number = step.chunk
+        chunk = chunks[step.chunk]
         if step.kind == "forward":
-            sizes.append(saved + forward[number])
-            saved += retained[number]
+            sizes.append(saved + chunk.forward)
+            saved += chunk.retained
         else:
-            sizes.append(saved + backward[number])
-            saved -= retained[number]
+            saved -= chunk.retained
+            sizes.append(saved + chunk.backward)
     return sizes
 
 

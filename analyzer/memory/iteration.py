@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from analyzer.memory.chunk_memory import BACKWARD, ChunkMemory, Situation, Span
 from analyzer.memory.first_uses import FirstUses
-from analyzer.memory.highest_steps import highest_steps
+from analyzer.memory.highest_steps import PassBytes, highest_steps
 from analyzer.memory.messages import MessageTensors
 from analyzer.memory.peak import Peak, PeakPosition
 from analyzer.memory.point import Exchange, Point
@@ -153,13 +153,13 @@ class _Steps:
         self._bytes = self._uses.bytes
         self._at: _Highest | None = None
 
-    def candidates(self, iteration: Iteration) -> set[int] | None:
+    def candidates(self, iteration: Iteration) -> frozenset[int] | None:
         """The indices of the steps that can be the highest, and of first passes; None for all."""
         depends = self._has_leftover or self._context.depends_on_microbatches or any(chunk.reloaded for chunk in self._chunks)
         if depends or iteration.queues_messages:
             return None
         largest = 0 if self._context.messages is None else self._context.messages.largest
-        return highest_steps(iteration, self._chunks, message_bytes=largest, warm=not self._first_passes)
+        return highest_steps(iteration, tuple(map(PassBytes.of, self._chunks)), largest)
 
     def visit(self, moment: Moment) -> None:
         """Updates the peak with the instants of a step."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from analyzer.schedule.messages import Ring, last_input_of_warmup, waiting_messages
 from analyzer.schedule.pipeline import Pair, Step
 from analyzer.schedule.references import Around, Ends, Kind, Message, Pass, interleaved, of_idle, without_interleaving
+
+_REMEMBERED: Final = 512
+"""Maximum number of steps of an iteration whose moments are kept, for other layouts with the same pipeline."""
 
 
 class Moment(NamedTuple):
@@ -82,8 +85,24 @@ class Iteration:
             return len(self.order)
         return self.order.index(Step("backward", *self._last_of_warmup))
 
-    def moments(self, *, warm: bool, indices: Container[int] | None = None) -> Iterator[Moment]:
+    def moments(self, *, warm: bool, indices: Set[int] | None = None) -> Iterator[Moment]:
         """The steps in order, or those with these indices. `warm`: of an iteration after the first."""
+        if indices is None or len(self.order) > _REMEMBERED:
+            yield from self._moments(warm=warm, indices=indices)
+            return
+        known = self._known[warm]
+        missing = indices - known.keys()
+        if missing:
+            known.update((moment.number, moment) for moment in self._moments(warm=warm, indices=missing))
+        for index in sorted(indices):
+            yield known[index]
+
+    @cached_property
+    def _known(self) -> tuple[dict[int, Moment], dict[int, Moment]]:
+        """Steps that were asked for, by index: of the first iteration, and of a later one."""
+        return {}, {}
+
+    def _moments(self, *, warm: bool, indices: Set[int] | None) -> Iterator[Moment]:
         order, last = self.order, len(self.ends.first) - 1
         forwards, backwards = [0] * (last + 1), [0] * (last + 1)
         left, has_run = [warm] * (last + 1), [warm] * (last + 1)
