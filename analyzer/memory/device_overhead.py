@@ -29,7 +29,7 @@ REPLAYED: Final = (0.01, 0.0125)
 """How much less and how much more than the replay a rank may reserve: 55 of 56 measured ranks are within (docs/accuracy.md)."""
 SIMULATED: Final = (0.05, 0.1)
 """The same with rare features, of which no run with measured reserved memory is known. On the shadow engine 51 of 52 ranks are
-within; on the 27 that were held out, the replay was 5.7 % too low to 4.1 % too high, and once 14 % too low (docs/accuracy.md)."""
+within; on the 27 that were held out, the replay was 6.6 % too low to 3.6 % too high, and once 13.4 % too low (docs/accuracy.md)."""
 CONTEXTS: Final = (400 * MIB, 800 * MIB)
 """Minimum and maximum bytes of a CUDA context on current GPUs."""
 CHANNELS_RANGE: Final = (2, 32)

@@ -64,7 +64,7 @@ def highest_steps(iteration: Iteration, chunks: tuple[PassBytes, ...], message_b
         if counts[number] == 1:
             highest += chunks[number].alone - chunks[number].backward
         if highest >= limit:
-            kind = (size, passes, idle, counts[number] == 1, *iteration.chunks_around(index))
+            kind = (size, passes, index in first, idle, counts[number] == 1, *iteration.chunks_around(index))
             if kind not in alike:
                 alike.add(kind)
                 found.add(index)

@@ -70,7 +70,8 @@ class Iteration:
         if not first <= index < last:
             return (index,)
         around = [step.chunk for step in self.order[index - 2 : index + 3]]
-        return (*around, self.order[index].kind == "forward", index > self._last_use)
+        used, again = self._last_use
+        return (*around, self.order[index].kind == "forward", (index > used) + (index >= again))
 
     @cached_property
     def _alternating(self) -> tuple[int, int]:
@@ -79,11 +80,19 @@ class Iteration:
         return self._warmup + 2, last - 2
 
     @cached_property
-    def _last_use(self) -> int:
-        """The index of the backward of the last input of the warm-up; the number of steps if there is none."""
+    def _last_use(self) -> tuple[int, int]:
+        """The index of the backward of the last input of the warm-up, and that of the next forward of its chunk.
+
+        Until the first one the microbatch is in flight. Until the second one the chunk can be idle, and references the input too.
+        The number of steps if there is none.
+        """
+        end = len(self.order)
         if self._last_of_warmup is None:
-            return len(self.order)
-        return self.order.index(Step("backward", *self._last_of_warmup))
+            return end, end
+        used = self.order.index(Step("backward", *self._last_of_warmup))
+        chunk = self._last_of_warmup[1]
+        after = (index for index in range(used, end) if self.order[index].kind == "forward" and self.order[index].chunk == chunk)
+        return used, next(after, end)
 
     def moments(self, *, warm: bool, indices: Set[int] | None = None) -> Iterator[Moment]:
         """The steps in order, or those with these indices. `warm`: of an iteration after the first."""

@@ -7,7 +7,6 @@ microbatches is assumed to follow `analyzer.specs.rules.features.schedule_violat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -124,17 +123,6 @@ def _different_groups(pipeline: int, first_rank: int, chunks: int, group: int, c
         backward = warmup // period * period + (chunks - 1 - chunk) * group + warmup % group
         groups = max(groups, ceil_div(warmup + backward + 1 + period, period))
     return groups
-
-
-def next_backwards(order: Sequence[Step]) -> tuple[Step | None, ...]:
-    """For each step, the first backward after it; None if there is none."""
-    found: list[Step | None] = []
-    following: Step | None = None
-    for step in reversed(order):
-        found.append(following)
-        if step.kind == "backward":
-            following = step
-    return tuple(reversed(found))
 
 
 def warmup_forwards(*, pipeline: int, pipeline_rank: int, chunks: int, group_size: int) -> int:

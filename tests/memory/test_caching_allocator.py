@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, CachingAllocator, OutOfMemory, Temporaries
+from analyzer.memory.allocator.caching_allocator import CAPTURES, SIDE_STREAM, CachingAllocator, OutOfMemory, Temporaries
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.units import KIB, MIB
 
@@ -284,3 +284,14 @@ def _figures(allocator: CachingAllocator) -> tuple[int, ...]:
         allocator.unrequested_bytes,
         allocator.unrequested_at_peak_bytes,
     )
+
+
+def test_segments_of_captures_are_not_returned_if_the_memory_does_not_suffice() -> None:
+    """CUDA graphs write to their pool in each replay. `release_cached_blocks` leaves private pools that are in use alone."""
+    allocator = CachingAllocator(capacity_bytes=100 * MIB)
+    for stream in (0, CAPTURES):
+        allocator.free(allocator.malloc(40 * MIB, stream=stream))
+    allocator.malloc(50 * MIB)  # the segment of the first stream is returned
+    assert allocator.reserved_bytes == 90 * MIB
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(20 * MIB)

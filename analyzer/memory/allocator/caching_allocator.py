@@ -30,6 +30,9 @@ ROUND_LARGE: Final = 2 * MIB
 DEFAULTS: Final = AllocatorSettings()
 SIDE_STREAM: Final = 1
 """The identifier of the second stream of attention, with pools of its own. The first is 0."""
+CAPTURES: Final = 4
+"""The identifier of the stream of captures. Its pool stands for the private pool of CUDA graphs, whose segments are not returned to
+CUDA while the graphs exist (`release_cached_blocks`)."""
 _ADDRESS_BITS: Final = 62
 """Addresses are below 2 to this power."""
 
@@ -355,7 +358,7 @@ class CachingAllocator:
         """Returns unused segments to CUDA if the needed bytes exceed the capacity. Raises OutOfMemory if that is not enough."""
         if self.reserved_bytes + needed() <= self._capacity:
             return
-        self.empty_cache()
+        self.empty_cache(below=CAPTURES)
         if self.reserved_bytes + needed() > self._capacity:
             raise OutOfMemory
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from analyzer.memory.allocator.caching_allocator import CAPTURES
 from analyzer.memory.allocator.iterations import Phase, ReplayedIteration, first_steps
 from analyzer.memory.allocator.script import Streams, script
 from analyzer.memory.graphs.kept import kept_tensors
@@ -20,7 +21,7 @@ from analyzer.modules.shapes import shapes_of
 from analyzer.passes.graph_scopes import FULL_ITERATION, captured_modules, captured_tree, outside_tree
 from analyzer.specs import GraphSpec, TrainingJob
 
-_POOL: Final[Streams] = (("", 4),)
+_POOL: Final[Streams] = (("", CAPTURES),)
 """The stream of all tensors of a capture."""
 
 

@@ -159,9 +159,12 @@ class _Workspaces:
                     self._allocate(wanted)
         _run(self._allocator, actions[done:] if done else actions, addresses)
 
-    def allocate_all(self) -> None:
-        """Allocates the workspaces that no module has allocated, such as those of a later chunk."""
-        self._allocate(self._remaining)
+    def allocate_all(self, *, in_step: bool = True) -> None:
+        """Allocates the workspaces that no module has allocated, such as those of a later chunk.
+
+        `in_step`: also those that are allocated after the last backward.
+        """
+        self._allocate([each for each in self._remaining if in_step or each.phase != "optimizer"])
 
     def _allocate(self, wanted: Sequence[Workspace]) -> None:
         allocate_permanent(self._allocator, (each.bytes for each in wanted))
@@ -258,7 +261,7 @@ class _Microbatches:
 
     def _overlap(self, parts: Iterable[Part], of_forward: list[int], of_backward: list[int]) -> None:
         """Runs an overlapped step."""
-        self._workspaces.allocate_all()
+        self._workspaces.allocate_all(in_step=False)
         held = Temporary(self._allocator)
         for which, actions, tensors in parts:
             if which == HELD:
