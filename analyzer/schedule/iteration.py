@@ -65,7 +65,7 @@ class Iteration:
         self._ring = ring
 
     def chunks_around(self, index: int) -> tuple[int, ...]:
-        """Numbers that are equal for steps during which messages of the same kinds exist, if no chunk is idle."""
+        """Numbers that are equal for steps during which messages of the same kinds exist, if the same chunks are idle."""
         first, last = self._alternating
         if not first <= index < last:
             return (index,)
