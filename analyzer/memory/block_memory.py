@@ -85,8 +85,6 @@ class BlockMemory:
     """`Instant.lingering` after its backward."""
     leftover: int
     """Bytes that its checkpoints do not free in its backward."""
-    leftover_of_last: int | None
-    """The part of `leftover` of the checkpoint that ran last in backward; None if no checkpoint leaves tensors allocated."""
     leftover_gradient: int | None
     """The gradient that its last checkpoint leaves allocated, which the preceding block counts as its residual gradient.
 
@@ -168,7 +166,6 @@ def _block_memory(module: Module) -> BlockMemory:
         backward=tuple(backward.instants),
         lingering=backward.lingering,
         leftover=backward.leftover,
-        leftover_of_last=backward.leftover_of_last,
         leftover_gradient=backward.gradient,
         leftover_input=backward.leftover_input,
     )
@@ -225,7 +222,6 @@ class _Backward(_Forward):
         self.lingering = 0
         self._checkpointed = module.derived(_checkpointed)
         self.leftover = 0
-        self.leftover_of_last: int | None = None
         self.leftover_input = 0
         self.gradient: int | None = None
         """Bytes of the gradient that the last checkpoint did not free; None before the first checkpoint."""
@@ -268,8 +264,7 @@ class _Backward(_Forward):
         self._stop_sharing()
         lingering = _lingering(module.saved)
         gradient = total_bytes(module.outlives)
-        self.leftover_of_last = gradient + lingering
-        self.leftover += self.leftover_of_last
+        self.leftover += gradient + lingering
         around_layers = covers_layers(module)
         self.leftover_input = 0 if lingering or not around_layers else total_bytes(module.saved)
         self.gradient = gradient if around_layers else 0

@@ -96,20 +96,10 @@ class ChunkMemory:
         self.leftover = sum(block.times * memory.leftover for block, memory in self._blocks)
         """Bytes that its checkpoints leave allocated from their backward until their next forward."""
 
-    @cached_property
-    def _last_checkpoint(self) -> BlockMemory | None:
-        """The block of the checkpoint that runs last in backward and leaves tensors allocated."""
-        return next((memory for _, memory in self._blocks if memory.leftover_of_last is not None), None)
-
-    @property
-    def leftover_of_last(self) -> int:
-        """The part of `leftover` of the checkpoint that ran last in backward."""
-        return 0 if self._last_checkpoint is None else self._last_checkpoint.leftover_of_last or 0
-
     @property
     def leftover_input(self) -> int:
-        """Bytes of the input of that checkpoint, if it was received and the schedule may also reference it."""
-        return 0 if self._last_checkpoint is None else self._last_checkpoint.leftover_input
+        """Bytes of the input of the checkpoint that runs last in backward, if it was received and the schedule may reference it."""
+        return next((memory.leftover_input for _, memory in self._blocks if memory.leftover), 0)
 
     @cached_property
     def reloaded(self) -> int:

@@ -236,13 +236,13 @@ class _Steps:
             found += 0 if kept else chunk.graph
         if self._overlaps:
             found += (
-                self._referenced_by_dispatchers(self._idle(moment))
+                self._referenced_by_dispatchers(self._without_microbatches(moment))
                 + self._sent(moment.sent)
                 + context.offloaded[1].get(moment.number, 0)
             )
         return found
 
-    def _idle(self, moment: Moment) -> list[bool]:
+    def _without_microbatches(self, moment: Moment) -> list[bool]:
         """For each chunk, whether it has run, and none of its microbatches is in flight."""
         both = zip(moment.has_run, moment.others, strict=True)
         return [has_run and not count and chunk != moment.step.chunk for chunk, (has_run, count) in enumerate(both)]
@@ -342,7 +342,7 @@ class _Steps:
         )
         found = self._uses.bytes + self._saved(after) + (0 if forward else self._chunks[number].leftover)
         if self._overlaps:
-            idle = [each or (ends and chunk == number) for chunk, each in enumerate(self._idle(moment))]
+            idle = [each or (ends and chunk == number) for chunk, each in enumerate(self._without_microbatches(moment))]
             found += self._referenced_by_dispatchers(idle) + self._sent(moment.sent if forward else (number, ends))
         return found
 

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from analyzer.memory.device_overhead import reserved_range
+from tests.allocator_hook.shadow.needed_packages import NEEDS_SHADOW
 from tests.allocator_hook.shadow.reserved_layouts import HELD_OUT, LAYOUTS, WITH_GRAPHS
 from tools.score_reserved import Compared, compared
 
-
-def missing() -> list[str]:
-    found = []
-    for package in ("torch", "megatron-core", "transformer-engine"):
-        try:
-            metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found.append(package)
-    return found
-
-
-pytestmark = [
-    pytest.mark.shadow,
-    pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
-]
+pytestmark = NEEDS_SHADOW
 
 
 @pytest.mark.parametrize(("base", "line"), [*LAYOUTS, *WITH_GRAPHS])

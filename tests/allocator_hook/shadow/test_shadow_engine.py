@@ -10,7 +10,6 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,14 @@ from analyzer.specs import TrainingJob
 from analyzer.trace.allocator_replay import Replayed, replay
 from analyzer.trace.events import CollectiveEvent, Label, Mark
 from analyzer.trace.reader import read_trace
+from tests.allocator_hook.shadow.needed_packages import NEEDS_SHADOW
 from tests.data_files import measured_records
 from tests.job_of import job_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def missing() -> list[str]:
-    found = []
-    for package in ("torch", "megatron-core", "transformer-engine"):
-        try:
-            metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found.append(package)
-    return found
-
-
-pytestmark = [
-    pytest.mark.shadow,
-    pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
-]
+pytestmark = NEEDS_SHADOW
 
 SMALL = (
     "--num-layers 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 "
