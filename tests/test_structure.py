@@ -1,4 +1,4 @@
-"""The structure of the code: allowed imports between packages, no import cycles, and size limits for folders and files.
+"""The structure of the code: allowed imports between packages, no import cycles, and size limits of folders, files and functions.
 
 The complexity of functions is limited by ruff (C901 in pyproject.toml).
 """
@@ -21,6 +21,8 @@ MAX_MODULES = 24
 """Maximum number of Python files in a folder, without `__init__.py` and without packages inside it."""
 MAX_LINES = 500
 """Maximum number of lines of a file."""
+MAX_FUNCTION = 60
+"""Maximum number of lines of a function."""
 
 LAYERS = (
     {"units", "errors"},
@@ -48,6 +50,9 @@ LAUNCH_IMPORTS = {"units", "errors", "files", "specs", "launch"}
 """Packages that `analyzer.launch` may import: it converts options to specs."""
 RECORDER_IMPORTS = {"units", "errors", "files", "specs", "layout", "trace", "modules", "memory", "schedule", "passes", "time"}
 """Packages of the analyzer that `allocator_hook` may import."""
+
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of a statement with the statements inside it."""
 
 SOURCES = sorted([ROOT / "get_training_info.py", *(ROOT / "analyzer").rglob("*.py"), *(ROOT / "allocator_hook").rglob("*.py")])
 
@@ -82,17 +87,13 @@ def imports(path: Path, *, module_level: bool = False) -> frozenset[str]:
 
 
 def _running(tree: ast.AST, *, functions: bool) -> Iterator[ast.AST]:
-    """Yield the nodes that run when the file is imported, and those in functions if `functions`. Skip TYPE_CHECKING blocks."""
-    for node in ast.iter_child_nodes(tree):
-        if not functions and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            for other in node.orelse:
-                yield other
-                yield from _running(other, functions=functions)
-            continue
-        yield node
-        yield from _running(node, functions=functions)
+    """Yield the statements that run when the file is imported, and those in functions if `functions`. Skip TYPE_CHECKING blocks."""
+    checked = isinstance(tree, ast.If) and isinstance(tree.test, ast.Name) and tree.test.id == "TYPE_CHECKING"
+    for block in BLOCKS[checked:]:
+        for node in getattr(tree, block, ()):
+            if functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node
+                yield from _running(node, functions=functions)
 
 
 def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -183,6 +184,17 @@ def test_folders_are_small() -> None:
 def test_files_are_small() -> None:
     lines = {dotted(path): len(path.read_text().splitlines()) for path in SOURCES}
     assert {module: count for module, count in lines.items() if count > MAX_LINES} == {}
+
+
+def test_functions_are_small() -> None:
+    functions = [
+        (f"{dotted(path)}.{node.name}", (node.end_lineno or 0) - node.lineno + 1)
+        for path in SOURCES
+        for node in _running(parsed(path), functions=True)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert len(functions) > len(SOURCES)
+    assert {name: lines for name, lines in functions if lines > MAX_FUNCTION} == {}
 
 
 def test_the_checks_find_violations(tmp_path: Path) -> None:

@@ -132,13 +132,18 @@ def _build(
         tuning=arguments.tuning,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
     )
-    job = _with_adapters(launch, job)
+    return _checked(launch, _with_adapters(launch, job))
+
+
+def _checked(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
+    """The job with all that is said about the launch. Raises InputError for what Megatron refuses."""
+    arguments = launch.arguments
     broken = [*option_violations(launch, job), *violations(job)]
     refuse(arguments, (each for each in broken if not each.library))
     _warn_of_libraries(launch, broken)
     warn_of_tolerated(launch, job)
-    _assume_few_groups(launch, model, parallel)
-    launch.warn(*assumptions_of(arguments), *ignored_options(arguments, tensor=parallel.tensor))
+    _assume_few_groups(launch, job.model, job.parallel)
+    launch.warn(*assumptions_of(arguments), *ignored_options(arguments, tensor=job.parallel.tensor))
     return replace(job, assumptions=tuple(launch.assumptions), warnings=tuple(launch.warnings), unknown=tuple(launch.unknown))
 
 

@@ -43,20 +43,8 @@ def parse(
     framework; `argv` then has only options of the launcher and of this program. Raises InputError for what torchrun or
     Megatron refuses, UnsupportedError for what is not modelled. The world is None if nothing gives the number of GPUs.
     """
-    catalogue = load_catalogue()
-    argv, of_file = _with_yaml(argv, catalogue, environ, folder)
-    words = split_argv(argv, catalogue.newest)
-    if script_of(words.entry) is not None:
-        catalogue = with_script(catalogue, words.entry)
-        words = split_argv(argv, catalogue.newest)
-    info = read_info_options(words.info)
-    choice = chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
-    table = table_with_script(choice.table, words.entry)
-    choice = replace(choice, table=table)
-    known: Mapping[str, Option] = catalogue.newest
-    if table is not None:
-        known = {**catalogue.newest, **table.options}
-        words = split_argv(argv, known)
+    command = _read_command(argv, environ, folder)
+    words, info, known = command.words, command.info, command.known
     world = read_world(
         words.launcher_options,
         environ,
@@ -68,7 +56,7 @@ def parse(
     size = None if world is None else world.size
     of_framework = own is not None
     if own is None:
-        own = megatron_words(words.megatron, words.entry, table, catalogue, world=size, strict=info.strict)
+        own = megatron_words(words.megatron, words.entry, command.choice.table, command.catalogue, world=size, strict=info.strict)
     elif info.strict:
         _refuse_unknown(own)
     entry = _about_entry(words, known) if own.model is None and not of_framework else ()
@@ -78,23 +66,65 @@ def parse(
     if model is not None:
         check_model_file(info, model, folder)
     script = of_framework or (words.entry is not None and own.model is None)
-    sources = _Sources(choice, catalogue, model, script=script, folder=folder)
+    sources = _Sources(command.choice, command.catalogue, model, script=script, folder=folder)
     own, parsed = _read_values_of_forks(own, sources, known)
+    arguments = _arguments(command, own, parsed, about_entry=entry)
+    if arguments.get("use_checkpoint_args"):
+        from analyzer.launch.options.checkpoint_args import with_checkpoint_args
+
+        arguments = with_checkpoint_args(arguments, folder)
+    return arguments, world, info
+
+
+@dataclass(frozen=True)
+class _Command:
+    """The words of a command line, and the options by which Megatron's words are told from others."""
+
+    words: SplitArgv
+    info: InfoOptions
+    catalogue: Catalogue
+    choice: Choice
+    known: Mapping[str, Option]
+    statements: tuple[str, ...]
+    """About the file of --yaml-cfg."""
+
+
+def _read_command(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> _Command:
+    """Separates the words of the launcher, of Megatron and of this program, with the options of the training script."""
+    catalogue = load_catalogue()
+    argv, of_file = _with_yaml(argv, catalogue, environ, folder)
+    words = split_argv(argv, catalogue.newest)
+    if script_of(words.entry) is not None:
+        catalogue = with_script(catalogue, words.entry)
+        words = split_argv(argv, catalogue.newest)
+    info = read_info_options(words.info)
+    choice = chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
+    table = table_with_script(choice.table, words.entry)
+    known: Mapping[str, Option] = catalogue.newest
+    if table is not None:
+        known = {**catalogue.newest, **table.options}
+        words = split_argv(argv, known)
+    return _Command(words, info, catalogue, replace(choice, table=table), known, tuple(of_file))
+
+
+def _arguments(command: _Command, own: MegatronWords, parsed: _Parsed, *, about_entry: tuple[str, ...]) -> Arguments:
+    """Megatron's arguments, with what the report says about the words."""
+    info, choice = command.info, command.choice
     software, versions = software_of(parsed.table.release, te=info.te, torch=info.torch, engine=info.engine)
-    arguments = Arguments(
+    return Arguments(
         values=MappingProxyType({**parsed.table.defaults, **parsed.reading.values}),
         given=frozenset(parsed.reading.values),
         spelled=MappingProxyType(parsed.reading.spelled),
         release=parsed.table.release,
         source=parsed.table.source,
-        entry=words.entry,
+        entry=command.words.entry,
         assumptions=(*choice.assumptions, *parsed.notes, *own.notes),
         warnings=(
             *((f"{choice.failure} The {parsed.table.source} is used instead.",) if choice.failure else ()),
             *parsed.warnings,
             *parsed.reading.notes,
         ),
-        unknown=(*entry, *parsed.statements, *own.statements, *of_file),
+        unknown=(*about_entry, *parsed.statements, *own.statements, *command.statements),
         withheld=own.withheld,
         tuning=_tuning(own.tuning, info),
         words=parsed.words,
@@ -102,11 +132,6 @@ def parse(
         software=software,
         versions=versions,
     )
-    if arguments.get("use_checkpoint_args"):
-        from analyzer.launch.options.checkpoint_args import with_checkpoint_args
-
-        arguments = with_checkpoint_args(arguments, folder)
-    return arguments, world, info
 
 
 def _refuse_unknown(own: MegatronWords) -> None:

@@ -59,7 +59,6 @@ def model_spec(
         position_embedding=position,
         yarn_positions=_yarn_positions(arguments),
         rotary_percent=share(arguments, "rotary_percent", 1.0, zero=False),
-        rope_fusion=position == "rope" and implementation != "legacy" and _is_fused_since_0_5(arguments, "apply_rope_fusion"),
         normalization=cast(Literal["LayerNorm", "RMSNorm"], text(arguments, "normalization", "LayerNorm")),
         activation=activation,
         bias_linear=bias,
@@ -68,10 +67,6 @@ def model_spec(
         tied_embeddings=not switched_on(arguments, "untie_embeddings_and_output_weights"),
         hidden_dropout=share(arguments, "hidden_dropout", 0.1, zero=True),
         attention_dropout=share(arguments, "attention_dropout", 0.1, zero=True),
-        bias_activation_fusion=_bias_activation_fusion(arguments, activation=activation, bias=bias, implementation=implementation),
-        fused_squared_relu=activation == "squared_relu" and switched_on(arguments, "use_fused_weighted_squared_relu"),
-        bias_dropout_fusion=not _is_off(arguments, "bias_dropout_fusion"),
-        masked_softmax_fusion=not _is_off(arguments, "masked_softmax_fusion"),
         attention_softmax_in_fp32=switched_on(arguments, "attention_softmax_in_fp32") or scaling,
         apply_query_key_layer_scaling=scaling,
         apply_residual_connection_post_layernorm=switched_on(arguments, "apply_residual_connection_post_layernorm"),
@@ -86,16 +81,38 @@ def model_spec(
         linear_attention=linear_attention_spec(arguments, num_layers=shape.num_layers),
         sparse_attention=sparse_attention_spec(arguments),
         output_gate=output_gate(arguments),
+        **_fusions(arguments, position, activation, bias=bias, implementation=implementation),
         **attention,
     )
     _assume_local_norms(launch, implementation=implementation)
-    if model.linear_attention is not None and since(arguments, "0.18"):
-        launch.warn(
-            "--experimental-attention-variant: the modules of 0.16 and 0.17 are counted; later releases convolve and normalize "
-            "other tensors, so the prediction may be too high or too low."
-        )
+    _warn_of_linear_attention(launch, model)
     _check_layer_scaling(launch, scaling, implementation=implementation, environ=environ)
     return model
+
+
+class _FusionFields(TypedDict):
+    """The fields of `ModelSpec` about fused kernels of layers."""
+
+    rope_fusion: bool
+    bias_activation_fusion: bool
+    fused_squared_relu: bool
+    bias_dropout_fusion: bool
+    masked_softmax_fusion: bool
+
+
+def _fusions(
+    arguments: Arguments, position: str, activation: Activation, *, bias: bool, implementation: Implementation
+) -> _FusionFields:
+    """Which kernels of layers are fused."""
+    return {
+        "rope_fusion": position == "rope" and implementation != "legacy" and _is_fused_since_0_5(arguments, "apply_rope_fusion"),
+        "bias_activation_fusion": _bias_activation_fusion(
+            arguments, activation=activation, bias=bias, implementation=implementation
+        ),
+        "fused_squared_relu": activation == "squared_relu" and switched_on(arguments, "use_fused_weighted_squared_relu"),
+        "bias_dropout_fusion": not _is_off(arguments, "bias_dropout_fusion"),
+        "masked_softmax_fusion": not _is_off(arguments, "masked_softmax_fusion"),
+    }
 
 
 class _AttentionFields(TypedDict):
@@ -162,6 +179,15 @@ def _attention_kernels(
             window_backend = of_window
             launch.assume(*(f"In layers with a window of {window[0]}: {each}" for each in sentences))
     return {"window": window, "windowed": windowed, "attention_backend": backend, "window_backend": window_backend}
+
+
+def _warn_of_linear_attention(launch: LaunchInput, model: ModelSpec) -> None:
+    """Its later modules are not modelled."""
+    if model.linear_attention is not None and since(launch.arguments, "0.18"):
+        launch.warn(
+            "--experimental-attention-variant: the modules of 0.16 and 0.17 are counted; later releases convolve and normalize "
+            "other tensors, so the prediction may be too high or too low."
+        )
 
 
 def _assume_local_norms(launch: LaunchInput, *, implementation: Implementation) -> None:

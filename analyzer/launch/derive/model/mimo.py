@@ -70,8 +70,14 @@ def mimo_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, *,
     if parallel.tensor > 1:  # the provider leaves the size in the configuration at 1
         named = option(arguments, "tensor_model_parallel_size")
         raise UnsupportedError(f"{named} {parallel.tensor}", "is not modelled for MIMO models", "use 1")
-    images = _images(arguments, length)
-    language = replace(
+    language = _vicuna(model)
+    vision = _clip(launch, language, images=_images(arguments, length), length=length)
+    return replace(language, vision=vision, frozen=("vision_model", "language_model"))
+
+
+def _vicuna(model: ModelSpec) -> ModelSpec:
+    """The language model."""
+    return replace(
         model,
         position_embedding="rope",
         rotary_percent=1.0,
@@ -90,6 +96,10 @@ def mimo_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, *,
         cross_entropy="unfused",
         fp16_lm_cross_entropy=False,
     )
+
+
+def _clip(launch: LaunchInput, language: ModelSpec, *, images: int, length: int) -> VisionSpec:
+    """The encoder and the projector, for samples of `images` images and `length` tokens."""
     encoder = replace(
         language,
         num_layers=24,
@@ -107,7 +117,7 @@ def mimo_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, *,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
     )
-    vision = VisionSpec(
+    return VisionSpec(
         kind="hf_clip",
         encoder=replace(encoder, attention_backend=kernel_of(launch, encoder, head_dim=64)),
         projector=replace(
@@ -128,7 +138,6 @@ def mimo_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSpec, *,
         tiles=images,
         text_length=length - images * _IMAGE_TOKENS,
     )
-    return replace(language, vision=vision, frozen=("vision_model", "language_model"))
 
 
 def _images(arguments: Arguments, length: int) -> int:
