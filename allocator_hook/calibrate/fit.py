@@ -190,10 +190,15 @@ def _best(loss: Callable[[float], float], low: float, high: float) -> float:
     start = log(low)
     place = min(range(GRID), key=lambda each: loss(exp(start + each * step)))
     left, right = start + max(0, place - 1) * step, start + min(GRID - 1, place + 1) * step
-    while right - left > PRECISE / 10:
-        first, second = right - GOLDEN * (right - left), left + GOLDEN * (right - left)
-        if loss(exp(first)) <= loss(exp(second)):
-            right = second
+    first, second = right - GOLDEN * (right - left), left + GOLDEN * (right - left)
+    of_first, of_second = loss(exp(first)), loss(exp(second))
+    while right - left > PRECISE / 10:  # the golden ratio makes one of the inner points that of the next round
+        if of_first <= of_second:
+            right, second, of_second = second, first, of_first
+            first = right - GOLDEN * (right - left)
+            of_first = loss(exp(first))
         else:
-            left = first
+            left, first, of_first = first, second, of_second
+            second = left + GOLDEN * (right - left)
+            of_second = loss(exp(second))
     return exp((left + right) / 2)

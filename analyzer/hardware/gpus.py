@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from functools import cache
 from types import ModuleType
 from typing import Final, NamedTuple
 
@@ -123,12 +124,18 @@ def _model_key(name: str) -> str:
     return _key(_COMMON_WORDS.sub("", re.sub(r"[^a-z0-9]+", " ", name.lower())))
 
 
+@cache
+def _by_key() -> dict[str, Gpu]:
+    """The rows by the keys of their names and aliases."""
+    return {_key(name): gpu for gpu in GPUS for name in (gpu.name, *gpu.aliases)}
+
+
 def find(name: str) -> tuple[Gpu, str]:
     """The row for `name`, and a note if other rows have this name too.
 
     Raises InputError for an ambiguous name ('A100'), with the choices, and for an unknown one, with the nearest names.
     """
-    table = {_key(n): gpu for gpu in GPUS for n in (gpu.name, *gpu.aliases)}
+    table = _by_key()
     # the full name first: 'H100 PCIe' has its own row, whereas the form factor of an A100 does not matter
     for key in (_key(name), _key(re.sub(r"(?i)\b(nvidia|amd)\b", "", name)), _model_key(name)):
         if key in table:
@@ -149,7 +156,7 @@ def find(name: str) -> tuple[Gpu, str]:
 def _nearest(name: str) -> str:
     from difflib import get_close_matches
 
-    names = {_key(n): gpu.name for gpu in GPUS for n in (gpu.name, *gpu.aliases)}
+    names = {key: gpu.name for key, gpu in _by_key().items()}
     close = list(dict.fromkeys(names[key] for key in get_close_matches(_key(name), names, n=3, cutoff=0.5)))
     such = f" such as {' or '.join(close)}" if close else ""
     return f"use a known name{such} (--info-gpu list), or "
