@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from analyzer.buffers.of_stage import stage_buffers
 from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import is_option, read_words
 from analyzer.launch.build import build
@@ -19,6 +18,7 @@ from analyzer.layout.groups import RankRanges
 from analyzer.modules.stage import StageModel
 from analyzer.passes.stages import stage_models
 from analyzer.specs import HardwareSpec, TrainingJob
+from analyzer.states.buffers.of_stage import stage_buffers
 from analyzer.states.of_rank import stage_states, states_by_ranks
 from analyzer.states.record import States
 

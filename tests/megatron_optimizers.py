@@ -13,7 +13,7 @@ import torch
 from megatron.core.optimizer import layer_wise_optimizer
 from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 
-from analyzer.buffers.matrices import OptimizerParameter
+from analyzer.states.buffers.matrices import OptimizerParameter
 from analyzer.states.cpu_offload import Piece, place
 from analyzer.states.layer_wise import Owned, owners
 

@@ -28,14 +28,13 @@ LAYERS = (
     {"units", "errors"},
     {"files"},
     {"specs", "script"},
-    {"launch", "layout", "schedule", "hardware"},
+    {"launch", "layout", "hardware"},
     {"frameworks"},
     {"modules"},
-    {"buffers"},
+    {"states"},
     {"passes"},
     {"program"},
     {"results"},
-    {"states"},
     {"memory", "communication"},
     {"trace"},
     {"predict"},
@@ -48,7 +47,7 @@ LAYERS = (
 """Packages and modules of analyzer/, lowest layer first. A package may import from itself and from lower layers."""
 LAUNCH_IMPORTS = {"units", "errors", "files", "specs", "launch"}
 """Packages that `analyzer.launch` may import: it converts options to specs."""
-RECORDER_IMPORTS = {"units", "errors", "files", "specs", "layout", "trace", "modules", "memory", "schedule", "passes", "time"}
+RECORDER_IMPORTS = {"units", "errors", "files", "specs", "layout", "trace", "modules", "memory", "program", "passes", "time"}
 """Packages of the analyzer that `allocator_hook` may import."""
 
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")

@@ -54,7 +54,7 @@ FAULTS: Final = (
     ),
     Fault(
         "1F1B frees the input of an earlier microbatch",
-        "analyzer/schedule/references.py",
+        "analyzer/program/schedule/references.py",
         "yield from around.input_of(around.last_backward)",
         "yield from ()",
         "tests/memory/test_messages.py::test_a_steady_forward_has_the_input_and_both_gradients_of_the_previous_microbatch",
@@ -140,19 +140,19 @@ FAULTS: Final = (
     ),
     Fault(
         "no additional forward before overlapped microbatches",
-        "analyzer/schedule/pipeline.py",
+        "analyzer/program/schedule/pipeline.py",
         "warmup = min(forwards_first + combined, len(forwards))",
         "warmup = min(forwards_first, len(forwards))",
         "tests/passes/test_activation_offload.py::test_a_pipeline_has_one_more_warmup_forward",
     ),
     Fault(
         "messages exchanged after the pair only if they overlap",
-        "analyzer/schedule/messages.py",
+        "analyzer/program/schedule/messages.py",
         'paired = not ring.overlaps and order[place].kind == "forward" and place + 1 < len(order) and order[place + '
         '1].kind == "backward"',
         'paired = ring.overlaps and order[place].kind == "forward" and place + 1 < len(order) and order[place + '
         '1].kind == "backward"',
-        "tests/schedule/test_messages.py::test_without_overlaps_an_input_is_received_after_the_backward_of_its_pair",
+        "tests/program/schedule/test_messages.py::test_without_overlaps_an_input_is_received_after_the_backward_of_its_pair",
     ),
     Fault(
         "column-parallel backward without its input gradient",
@@ -198,14 +198,14 @@ FAULTS: Final = (
     ),
     Fault(
         "FSDP prefetches a full communication unit",
-        "analyzer/buffers/fsdp_gathering.py",
+        "analyzer/states/buffers/fsdp_gathering.py",
         "while extra < self.unit_size // 2:",
         "while extra < self.unit_size:",
         "tests/states/test_fsdp.py::test_a_small_communication_unit_prefetches_one_layer",
     ),
     Fault(
         "shard of the next rank",
-        "analyzer/buffers/gradient_buffers.py",
+        "analyzer/states/buffers/gradient_buffers.py",
         "first = bucket.numel // group_size * member",
         "first = bucket.numel // group_size * (member + 1)",
         "tests/states/test_precision_aware_adam.py::test_earlier_kernels_read_fp32_copies_of_bf16_moments",
@@ -331,7 +331,7 @@ FAULTS: Final = (
     ),
     Fault(
         "gradient buffers of frozen weights",
-        "analyzer/buffers/gradient_buffers.py",
+        "analyzer/states/buffers/gradient_buffers.py",
         "for parameter in (each for each in run.parameters if not each.frozen):",
         "for parameter in run.parameters:",
         "tests/modules/test_freezing.py::test_frozen_weights_are_in_no_buffer",

@@ -24,7 +24,7 @@ from analyzer.modules.norm import OPERATIONS
 from analyzer.modules.quantized import scales
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter, parameters
-from analyzer.schedule.pipeline import warmup_forwards
+from analyzer.program.schedule.pipeline import warmup_forwards
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import casts_to_stored_fp8
 from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_gemms

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from analyzer.buffers.gradient_buffers import Buffer
 from analyzer.communication.calls import Call, Kind
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.gradient_buffers import Buffer
 
 
 def data_parallel_calls(job: TrainingJob, pipeline_rank: int, buffers: Sequence[Sequence[Buffer]]) -> Iterator[Call]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from analyzer.buffers.fsdp import ShardedBucket, fsdp_of, reduced_dtype, shard_ranks, sharded_buckets
-from analyzer.buffers.fsdp2 import torch_units
-from analyzer.buffers.fsdp_gathering import chunk_passes
 from analyzer.communication.calls import Call, Kind, Phase
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp import ShardedBucket, fsdp_of, reduced_dtype, shard_ranks, sharded_buckets
+from analyzer.states.buffers.fsdp2 import torch_units
+from analyzer.states.buffers.fsdp_gathering import chunk_passes
 
 
 def fsdp_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from analyzer.buffers.matrices import OptimizerParameter, weights
 from analyzer.communication.calls import Call, Kind
 from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.matrices import OptimizerParameter, weights
 from analyzer.states.layer_wise import stage_owners
 from analyzer.states.muon import group_ranks, muon_of
 from analyzer.units import dtype_bytes

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from analyzer.buffers.gradient_buffers import Buffer
-from analyzer.buffers.of_stage import stage_buffers
 from analyzer.communication.calls import Call, ranks_in_group
 from analyzer.communication.data_parallel import data_parallel_calls
 from analyzer.communication.legacy import legacy_batch_calls, legacy_scalar_calls
@@ -27,6 +25,8 @@ from analyzer.communication.training_step import (
 from analyzer.modules.stage import StageModel
 from analyzer.results import CommunicationRow, CommunicationTotal
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.gradient_buffers import Buffer
+from analyzer.states.buffers.of_stage import stage_buffers
 from analyzer.units import dtype_bytes
 
 Buffers = Sequence[Sequence[Buffer]]

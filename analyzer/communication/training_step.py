@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzer.buffers.matrices import weights
-from analyzer.buffers.parameter_order import parameter_runs, sum_of_parameters
 from analyzer.communication.calls import Call, Kind, Phase, gradient_statistics_group
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.matrices import weights
+from analyzer.states.buffers.parameter_order import parameter_runs, sum_of_parameters
 
 
 def batch_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
@@ -110,7 +110,7 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
     """
     dtype: str = job.precision.parameters if _uses_torch_fsdp(job) else job.precision.gradients
     if job.fsdp is not None and job.fsdp.implementation == "megatron":
-        from analyzer.buffers.fsdp import replicated_numel, sharded_buckets
+        from analyzer.states.buffers.fsdp import replicated_numel, sharded_buckets
 
         dtype = "fp32"
         replicated = sum(replicated_numel(job, bucket) for tree in stage.trees for bucket in sharded_buckets(job, tree))

@@ -10,8 +10,8 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.deferred_output_gradients import Deferral, deferral_of
 from analyzer.passes.stages import frees_input
-from analyzer.schedule.iteration import Iteration
-from analyzer.schedule.pipeline import Pair
+from analyzer.program.schedule.iteration import Iteration
+from analyzer.program.schedule.pipeline import Pair
 from analyzer.specs import TrainingJob
 
 if TYPE_CHECKING:

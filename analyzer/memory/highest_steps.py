@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from analyzer.memory.chunk_memory import BACKWARD, FORWARD, ChunkMemory, Situation
-from analyzer.schedule.iteration import Iteration
-from analyzer.schedule.pipeline import Step
+from analyzer.program.schedule.iteration import Iteration
+from analyzer.program.schedule.pipeline import Step
 
 _MESSAGES: Final = 8
 """The most messages that the variables of a schedule reference during a step, or at its end."""

@@ -20,10 +20,10 @@ from analyzer.memory.point import Exchange, Point
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.tree import total_bytes
 from analyzer.passes.deferred_output_gradients import Deferral, output_layers
+from analyzer.program.schedule.iteration import Iteration, Moment
+from analyzer.program.schedule.pipeline import Pair
+from analyzer.program.schedule.references import Kind, Message
 from analyzer.results import PeakEvent
-from analyzer.schedule.iteration import Iteration, Moment
-from analyzer.schedule.pipeline import Pair
-from analyzer.schedule.references import Kind, Message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The tensors of the messages between pipeline stages (`analyzer.schedule.references`)."""
+"""The tensors of the messages between pipeline stages (`analyzer.program.schedule.references`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 from analyzer.layout.stages import Chunk, mtp_stage
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Tensor
-from analyzer.schedule.iteration import Moment
-from analyzer.schedule.references import BEFORE, Kind, Message
+from analyzer.program.schedule.iteration import Moment
+from analyzer.program.schedule.references import BEFORE, Kind, Message
 from analyzer.specs import TrainingJob
 
 _NAMES: Final = {

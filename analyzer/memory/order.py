@@ -7,10 +7,10 @@ from functools import lru_cache
 
 from analyzer.layout.stages import Chunk
 from analyzer.passes.deferred_output_gradients import deferring_microbatches
-from analyzer.schedule.iteration import Iteration
-from analyzer.schedule.messages import Ring
-from analyzer.schedule.pipeline import equivalent_microbatches, steps
-from analyzer.schedule.references import Ends
+from analyzer.program.schedule.iteration import Iteration
+from analyzer.program.schedule.messages import Ring
+from analyzer.program.schedule.pipeline import equivalent_microbatches, steps
+from analyzer.program.schedule.references import Ends
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
 

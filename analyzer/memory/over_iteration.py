@@ -8,7 +8,7 @@ from analyzer.memory.iteration import step_bytes
 from analyzer.memory.order import iteration_of
 from analyzer.memory.ranks import contexts
 from analyzer.memory.stages import StageAnalysis
-from analyzer.schedule.pipeline import Step
+from analyzer.program.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 
 

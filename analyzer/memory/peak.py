@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from analyzer.modules.tree import Tensor
+from analyzer.program.schedule.pipeline import Step
 from analyzer.results import PeakEvent
-from analyzer.schedule.pipeline import Step
 
 
 class Remainder(Enum):

@@ -38,8 +38,8 @@ from analyzer.memory.workspaces import Workspace
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.stages import last_layer_bytes_on_gpu
+from analyzer.program.schedule.iteration import Iteration
 from analyzer.results import MemoryPart, PeakEvent, RankClass, RankMemory
-from analyzer.schedule.iteration import Iteration
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import FP32
 from analyzer.states.record import StartPeak, States

@@ -15,7 +15,6 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from analyzer.buffers.parameter_order import sum_of_parameters, trained_numel
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.layout.stages import layers_of_stages, mtp_stage
 from analyzer.memory.chunk_memory import ChunkFigures, chunk_figures
@@ -33,10 +32,11 @@ from analyzer.modules.models.parts import ChunkKind
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module, Tensor
 from analyzer.program.chunks import Block
-from analyzer.schedule.references import Kind, Message
+from analyzer.program.schedule.references import Kind, Message
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
 from analyzer.states.adam import copies_gradients, step_tensors_of_torch
+from analyzer.states.buffers.parameter_order import sum_of_parameters, trained_numel
 from analyzer.states.bytes_per_parameter import FP32, bytes_per_parameter
 from analyzer.units import DTYPE_BYTES, round_up
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analyzer.buffers.gradient_buffers import Buffer
-from analyzer.buffers.of_stage import stage_buffers
-from analyzer.buffers.parameter_order import numel_of, sum_of_parameters
 from analyzer.layout.groups import RankRanges
 from analyzer.memory.chunk_memory import ChunkMemory, chunk_memory
 from analyzer.memory.messages import received_gradient
@@ -15,8 +12,11 @@ from analyzer.memory.workspaces import Workspace, workspaces
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Tensor
 from analyzer.passes.stages import fsdp_trees_of, offload_trees_of, stage_models, trees_key, without_equal
-from analyzer.schedule.iteration import Iteration
+from analyzer.program.schedule.iteration import Iteration
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.gradient_buffers import Buffer
+from analyzer.states.buffers.of_stage import stage_buffers
+from analyzer.states.buffers.parameter_order import numel_of, sum_of_parameters
 from analyzer.states.of_rank import stage_states, states_by_ranks
 from analyzer.states.record import States
 

@@ -267,7 +267,7 @@ def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:
         size = unsharded_copy_bytes(job, context.trees)
         yield Workspace("fp32 weights from the creation of the optimizer", size, FROM_START, "forward")
     if job.fsdp is not None and job.fsdp.double_buffer:
-        from analyzer.buffers.fsdp_gathering import pool_bytes
+        from analyzer.states.buffers.fsdp_gathering import pool_bytes
 
         # two persistent buffers for the parameters of a layer, and two for its gradients (`FixedPoolAllocator`)
         gathered, reduced = map(max, zip(*(pool_bytes(job, tree) for tree in context.trees), strict=True))

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analyzer.buffers.fsdp import covers_units, fsdp_of, is_segment, segments, sharded_buckets
-from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, Ids, chunk_passes
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module
 from analyzer.passes.fsdp_fp8_weights import with_column_wise_weights
@@ -17,6 +15,8 @@ from analyzer.passes.fsdp_reduction import with_reduced_shards
 from analyzer.passes.fsdp_torch import with_unsharded_units
 from analyzer.passes.piece_workspaces import Workspaces, with_workspaces
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp import covers_units, fsdp_of, is_segment, segments, sharded_buckets
+from analyzer.states.buffers.fsdp_gathering import GRADIENTS, PARAMETERS, ChunkPasses, Gathering, Ids, chunk_passes
 
 
 def fsdp_trees(job: TrainingJob, tree: Module) -> tuple[Module, Module | None]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analyzer.buffers.fsdp import fsdp_of, is_unit
 from analyzer.modules.quantized import ONE_SCALE, reads_one_copy
 from analyzer.modules.tree import Module, Tensor
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp import fsdp_of, is_unit
 
 
 def with_column_wise_weights(job: TrainingJob, tree: Module) -> Module:

@@ -13,12 +13,12 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from analyzer.buffers.fsdp import ShardedBucket, is_segment, is_unit, layers_under_checkpoint, of_one_expert
-from analyzer.buffers.fsdp_gathering import GRADIENTS, Gathering, Ids
 from analyzer.modules.kinds import LINEAR, RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.moe.experts import WEIGHT_GRADIENTS_OF_EXPERTS
 from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp import ShardedBucket, is_segment, is_unit, layers_under_checkpoint, of_one_expert
+from analyzer.states.buffers.fsdp_gathering import GRADIENTS, Gathering, Ids
 from analyzer.units import DTYPE_BYTES
 
 BEYOND: Final = "beyond what is freed before"

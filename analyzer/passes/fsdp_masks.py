@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analyzer.buffers.fsdp import layers_under_checkpoint
 from analyzer.modules.kinds import RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.tree import STREAM, Module, Tensor
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp import layers_under_checkpoint
 
 
 def keeps_masks(job: TrainingJob) -> bool:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from analyzer.buffers.fsdp import ShardedBucket, fsdp_of, is_segment, of_one_expert, reduced_dtype, shard_ranks
-from analyzer.buffers.fsdp_gathering import Gathering
 from analyzer.modules.tree import Module, Parameter, Tensor
 from analyzer.passes.fsdp_gradients import beyond_freed, in_segment
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp import ShardedBucket, fsdp_of, is_segment, of_one_expert, reduced_dtype, shard_ranks
+from analyzer.states.buffers.fsdp_gathering import Gathering
 
 REDUCED = "reduced gradients"
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from analyzer.buffers.fsdp import fsdp_of
-from analyzer.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
-from analyzer.buffers.fsdp_gathering import GRADIENTS, PARAMETERS
-from analyzer.buffers.parameter_order import creation_order
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter, Tensor, total_bytes
 from analyzer.passes.fsdp_gradients import BEYOND, beyond_freed
 from analyzer.passes.piece_workspaces import Workspaces, with_workspaces
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp import fsdp_of
+from analyzer.states.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
+from analyzer.states.buffers.fsdp_gathering import GRADIENTS, PARAMETERS
+from analyzer.states.buffers.parameter_order import creation_order
 
 ALL_GATHER: Final = "all-gather buffer"
 REDUCE_SCATTER: Final = "reduce-scatter buffer"

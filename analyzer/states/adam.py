@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
-from analyzer.buffers.parameter_order import numel_of, trained_numel
 from analyzer.layout.data_parallel import described_replica, reduction_size
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
+from analyzer.states.buffers.parameter_order import numel_of, trained_numel
 from analyzer.states.bytes_per_parameter import (
     FP32,
     adam_stores_master_weights,

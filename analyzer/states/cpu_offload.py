@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from analyzer.buffers.gradient_buffers import Buffer, parameters_by_buffer
-from analyzer.buffers.parameter_order import creation_order, has_weight_decay, numel_of
 from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.layout.groups import RankRanges
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import OffloadSpec, TrainingJob
+from analyzer.states.buffers.gradient_buffers import Buffer, parameters_by_buffer
+from analyzer.states.buffers.parameter_order import creation_order, has_weight_decay, numel_of
 from analyzer.states.record import StartPeak, States
 from analyzer.states.replicas import group_by_states
 from analyzer.units import BLOCK, round_up

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Final
 
-from analyzer.buffers.parameter_order import sum_of_parameters
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.quantized import ONE_SCALE, Axis, element, reads_one_copy, scales
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
+from analyzer.states.buffers.parameter_order import sum_of_parameters
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 
 FORWARD_QUANTIZERS: Final = 3

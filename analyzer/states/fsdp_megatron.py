@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.buffers.fsdp import (
+from analyzer.modules.stage import StageModel
+from analyzer.modules.tree import Tensor, parameters
+from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp import (
     ShardedBucket,
     described_shard,
     fsdp_of,
@@ -20,10 +23,7 @@ from analyzer.buffers.fsdp import (
     sharded_buckets,
     stored_dtype,
 )
-from analyzer.buffers.fsdp_gathering import gathered_after_step
-from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import Tensor, parameters
-from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp_gathering import gathered_after_step
 from analyzer.states.bytes_per_parameter import FP32, casts_to_stored_fp8
 from analyzer.states.record import States
 from analyzer.units import BLOCK, dtype_bytes, round_up

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from analyzer.buffers.fsdp2 import is_torch_unit, split_by_expert, torch_shard_numel, unit_pieces
-from analyzer.buffers.parameter_order import creation_order, has_weight_decay
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Parameter, Tensor, parameters
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp2 import is_torch_unit, split_by_expert, torch_shard_numel, unit_pieces
+from analyzer.states.buffers.parameter_order import creation_order, has_weight_decay
 from analyzer.states.bytes_per_parameter import FP32
 from analyzer.states.record import States
 from analyzer.units import BLOCK, dtype_bytes, round_up

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from analyzer.buffers.gradient_buffers import shard_numel
-from analyzer.buffers.layer_wise import rest_buffers, shard_owners
-from analyzer.buffers.matrices import OptimizerParameter, weights
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.layout.groups import RankRanges
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.gradient_buffers import shard_numel
+from analyzer.states.buffers.layer_wise import rest_buffers, shard_owners
+from analyzer.states.buffers.matrices import OptimizerParameter, weights
 from analyzer.states.muon import muon_of, with_owned
 from analyzer.states.record import States
 from analyzer.states.replicas import group_by_states

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from analyzer.buffers.matrices import OptimizerParameter, weights
 from analyzer.errors import InputError
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import OPTIMIZERS, MuonSpec, TrainingJob
+from analyzer.states.buffers.matrices import OptimizerParameter, weights
 from analyzer.states.one_by_one import largest_updates
 from analyzer.states.record import States
 from analyzer.units import BLOCK, round_up

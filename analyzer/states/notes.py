@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analyzer.buffers.of_stage import stage_buffers
 from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.of_stage import stage_buffers
 from analyzer.states.cpu_offload import host_bytes, offload_of, unsharded_copy_bytes
 from analyzer.units import format_bytes
 

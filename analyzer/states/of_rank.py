@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.buffers.gradient_buffers import Buffer
-from analyzer.buffers.parameter_order import sum_of_parameters
 from analyzer.layout.groups import RankRanges, pipeline_rank_ranges
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 from analyzer.states.adam import adam_states
+from analyzer.states.buffers.gradient_buffers import Buffer
+from analyzer.states.buffers.parameter_order import sum_of_parameters
 from analyzer.states.record import States
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from analyzer.buffers.matrices import OptimizerParameter, parameters_in_creation_order
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.matrices import OptimizerParameter, parameters_in_creation_order
 from analyzer.states.record import States
 from analyzer.units import BLOCK, round_up
 

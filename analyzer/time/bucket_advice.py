@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from analyzer.buffers.parameter_order import numel_of
 from analyzer.communication.table import communication_rows
 from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
+from analyzer.states.buffers.parameter_order import numel_of
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.iteration import IterationTime, iteration_time
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.buffers.parameter_order import sum_of_parameters
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
+from analyzer.states.buffers.parameter_order import sum_of_parameters
 from analyzer.states.bytes_per_parameter import bytes_per_parameter
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.pass_work import chunk_work

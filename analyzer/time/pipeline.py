@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from analyzer.schedule.pipeline import Step, steps
+from analyzer.program.schedule.pipeline import Step, steps
 from analyzer.specs import TrainingJob
 from analyzer.units import ceil_div
 

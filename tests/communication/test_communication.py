@@ -15,8 +15,8 @@ from analyzer.layout.groups import coordinates, group_of
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Collective, Module, Parameter
 from analyzer.passes.stages import stage_models
+from analyzer.program.schedule.pipeline import steps
 from analyzer.results import CommunicationRow
-from analyzer.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
 from tests.communication_job import BATCH, HIDDEN, SEQUENCE, make_job, make_stages
 from tests.examples import examples

@@ -14,7 +14,7 @@ from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.nodes import Cutoffs, Expander, Node, root_nodes
 from analyzer.layout_search.split_jobs import base_recompute, job_of_split, with_stages
 from analyzer.memory.screen import microbatches_in_flight, screen
-from analyzer.schedule.pipeline import steps
+from analyzer.program.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
 from analyzer.time import pipeline
 from tests.examples import examples

@@ -8,9 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
-from analyzer.buffers.of_stage import stage_buffers
-from analyzer.buffers.parameter_order import creation_order
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE
 from analyzer.memory.allocator.iterations import ReplayedIteration
 from analyzer.memory.allocator.model_states import ModelStates
@@ -27,6 +24,9 @@ from analyzer.modules.tree import Module, Tensor
 from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
+from analyzer.states.buffers.of_stage import stage_buffers
+from analyzer.states.buffers.parameter_order import creation_order
 from analyzer.units import MIB
 from tests.job_of import BASE, HOPPER, job_of
 

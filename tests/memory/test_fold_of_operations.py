@@ -30,7 +30,7 @@ from analyzer.modules.tree import Module
 from analyzer.program.chunks import chunk_program
 from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind, Role
-from analyzer.schedule.pipeline import Step
+from analyzer.program.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 from tests.examples import examples
 from tests.job_of import job_of

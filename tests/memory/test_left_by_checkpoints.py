@@ -13,9 +13,9 @@ from analyzer.memory.iteration import PeakContext, step_bytes
 from analyzer.memory.order import ends_of
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
-from analyzer.schedule.iteration import Iteration
-from analyzer.schedule.messages import Ring
-from analyzer.schedule.pipeline import Step, steps
+from analyzer.program.schedule.iteration import Iteration
+from analyzer.program.schedule.messages import Ring
+from analyzer.program.schedule.pipeline import Step, steps
 from tests.parallel_spec import spec
 
 HIDDEN = 2 * 1024 * 512

@@ -8,9 +8,9 @@ from analyzer.memory.messages import MessageTensors
 from analyzer.memory.order import ends_of
 from analyzer.memory.ranks import rank_classes_of_tensors
 from analyzer.passes.stages import stage_models
-from analyzer.schedule.iteration import Iteration, Moment
-from analyzer.schedule.messages import Ring
-from analyzer.schedule.pipeline import steps
+from analyzer.program.schedule.iteration import Iteration, Moment
+from analyzer.program.schedule.messages import Ring
+from analyzer.program.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
 from tests.job_of import job_of
 

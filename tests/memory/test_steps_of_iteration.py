@@ -15,10 +15,10 @@ from analyzer.memory.stages import analysed_stages
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor
 from analyzer.program.chunks import Block
-from analyzer.schedule.iteration import Iteration
-from analyzer.schedule.messages import Ring
-from analyzer.schedule.pipeline import steps
-from analyzer.schedule.references import Ends
+from analyzer.program.schedule.iteration import Iteration
+from analyzer.program.schedule.messages import Ring
+from analyzer.program.schedule.pipeline import steps
+from analyzer.program.schedule.references import Ends
 from tests.job_of import job_of
 
 MIB = 1 << 20

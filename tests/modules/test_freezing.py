@@ -10,8 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from analyzer.buffers.gradient_buffers import chunk_buffers
-from analyzer.buffers.parameter_order import numel_of, parameter_runs, trained_numel
 from analyzer.memory.block_memory import Setting, block_memory, highest_level
 from analyzer.modules.freezing import frozen, without_input_gradient
 from analyzer.modules.kinds import ModuleKind
@@ -20,6 +18,8 @@ from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Module
 from analyzer.program.lowering import operations
 from analyzer.program.operations import OperationKind
+from analyzer.states.buffers.gradient_buffers import chunk_buffers
+from analyzer.states.buffers.parameter_order import numel_of, parameter_runs, trained_numel
 from analyzer.time.work.context import work_context
 from analyzer.time.work.kernels import Gemm
 from analyzer.time.work.of_module import work_of

@@ -11,7 +11,7 @@ from analyzer.memory.overlapped.microbatches import overlapped_peak
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.modules.kinds import ModuleKind
 from analyzer.passes.stages import offload_trees_of, stage_models
-from analyzer.schedule.pipeline import Step, steps
+from analyzer.program.schedule.pipeline import Step, steps
 from tests.job_of import job_of
 
 S, H, LAYERS = 2048, 1024, 8

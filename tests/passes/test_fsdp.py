@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.buffers.fsdp_gathering import GRADIENTS
 from analyzer.communication.table import communication_rows
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.passes.fsdp import fsdp_trees
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp_gathering import GRADIENTS
 from tests.job_of import job_of
 
 FSDP = "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-distributed-optimizer --untie-embeddings-and-output-weights"

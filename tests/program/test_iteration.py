@@ -10,7 +10,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.passes.stages import stage_models
 from analyzer.program.chunks import chunk_program
 from analyzer.program.operations import OperationKind, Role
-from analyzer.schedule.pipeline import steps
+from analyzer.program.schedule.pipeline import steps
 from tests.job_of import job_of
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.buffers.gradient_buffers import bucket_size, chunk_buffers, shard_numel
-from analyzer.buffers.of_stage import stage_buffers
-from analyzer.buffers.parameter_order import ParameterRun, creation_order, modules_in_order
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
 from analyzer.passes.stages import stage_models
+from analyzer.states.buffers.gradient_buffers import bucket_size, chunk_buffers, shard_numel
+from analyzer.states.buffers.of_stage import stage_buffers
+from analyzer.states.buffers.parameter_order import ParameterRun, creation_order, modules_in_order
 from tests.communication_job import make_job, make_stages
 from tests.job_of import job_of
 

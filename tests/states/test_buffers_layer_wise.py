@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.buffers.layer_wise import packed
-from analyzer.buffers.matrices import OptimizerParameter
-from analyzer.buffers.of_stage import stage_buffers
 from analyzer.communication.table import communication_rows
 from analyzer.memory.ranks import rank_classes
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.layer_wise import packed
+from analyzer.states.buffers.matrices import OptimizerParameter
+from analyzer.states.buffers.of_stage import stage_buffers
 from tests.job_of import job_of
 
 LINES = "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights"

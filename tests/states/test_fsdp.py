@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.buffers.fsdp import padded_numel, sharded_buckets
-from analyzer.buffers.fsdp_gathering import chunk_passes
 from analyzer.communication.table import communication_rows
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.memory.ranks import rank_classes
@@ -20,6 +18,8 @@ from analyzer.passes.fsdp import fsdp_trees
 from analyzer.passes.stages import stage_models
 from analyzer.results import CommunicationRow
 from analyzer.specs import FsdpSpec, TrainingJob
+from analyzer.states.buffers.fsdp import padded_numel, sharded_buckets
+from analyzer.states.buffers.fsdp_gathering import chunk_passes
 from tests.data_files import measured_records
 from tests.job_of import BASE, BLACKWELL, HOPPER, job_of, states_of
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator_hook.step.supported import check_supported
-from analyzer.buffers.matrices import OptimizerParameter, weights
 from analyzer.communication.table import communication_rows
 from analyzer.errors import AnalyzerError, InputError, UnsupportedError
 from analyzer.memory.ranks import rank_classes
@@ -15,6 +14,7 @@ from analyzer.modules.tree import total_bytes
 from analyzer.passes.stages import stage_models
 from analyzer.results import CommunicationRow
 from analyzer.specs import MuonSpec, TrainingJob
+from analyzer.states.buffers.matrices import OptimizerParameter, weights
 from analyzer.states.layer_wise import owners
 from analyzer.states.muon import orthogonalization
 from analyzer.states.record import States

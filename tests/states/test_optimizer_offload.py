@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.buffers.of_stage import stage_buffers
 from analyzer.errors import InputError
 from analyzer.memory.ranks import rank_classes
 from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.of_stage import stage_buffers
 from analyzer.states.cpu_offload import HostBytes, Piece, host_bytes, place
 from analyzer.states.record import States
 from tests.job_of import job_of, states_of

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from analyzer.buffers.fsdp import (
+from analyzer.memory.allocator.caching_allocator import CachingAllocator
+from analyzer.memory.allocator.model_states import ModelStates, allocate, allocate_permanent, copy_to_fp32, free
+from analyzer.memory.allocator.script import LEFT_OUT, Streams
+from analyzer.modules.tree import Parameter
+from analyzer.passes.fsdp_gradients import BEYOND
+from analyzer.passes.fsdp_reduction import REDUCED
+from analyzer.passes.fsdp_torch import ALL_GATHER
+from analyzer.specs import FsdpSpec
+from analyzer.states.buffers.fsdp import (
     ShardedBucket,
     described_shard,
     fsdp_of,
@@ -19,17 +27,9 @@ from analyzer.buffers.fsdp import (
     sharded_buckets,
     stored_dtype,
 )
-from analyzer.buffers.fsdp2 import is_torch_unit, torch_shard_numel, unit_pieces
-from analyzer.buffers.fsdp_gathering import PARAMETERS
-from analyzer.buffers.parameter_order import creation_order
-from analyzer.memory.allocator.caching_allocator import CachingAllocator
-from analyzer.memory.allocator.model_states import ModelStates, allocate, allocate_permanent, copy_to_fp32, free
-from analyzer.memory.allocator.script import LEFT_OUT, Streams
-from analyzer.modules.tree import Parameter
-from analyzer.passes.fsdp_gradients import BEYOND
-from analyzer.passes.fsdp_reduction import REDUCED
-from analyzer.passes.fsdp_torch import ALL_GATHER
-from analyzer.specs import FsdpSpec
+from analyzer.states.buffers.fsdp2 import is_torch_unit, torch_shard_numel, unit_pieces
+from analyzer.states.buffers.fsdp_gathering import PARAMETERS
+from analyzer.states.buffers.parameter_order import creation_order
 from analyzer.states.bytes_per_parameter import FP32
 from analyzer.states.fsdp_megatron import owned_numel
 from analyzer.units import DTYPE_BYTES, dtype_bytes

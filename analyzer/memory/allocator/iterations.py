@@ -17,8 +17,8 @@ from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import Deferral
 from analyzer.passes.stages import fsdp_trees_of, offload_trees_of
 from analyzer.program.operations import Role
-from analyzer.schedule import iteration as schedule
-from analyzer.schedule.pipeline import Pair, Step
+from analyzer.program.schedule import iteration as schedule
+from analyzer.program.schedule.pipeline import Pair, Step
 from analyzer.specs import TrainingJob
 
 if TYPE_CHECKING:

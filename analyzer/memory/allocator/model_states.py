@@ -10,19 +10,19 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from analyzer.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
-from analyzer.buffers.parameter_order import parameter_runs
 from analyzer.layout.data_parallel import reduction_size
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, CachingAllocator
 from analyzer.memory.allocator.replicas import Member
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Tensor
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
+from analyzer.states.buffers.parameter_order import parameter_runs
 from analyzer.states.bytes_per_parameter import adam_stores_master_weights, bytes_per_parameter
 from analyzer.units import DTYPE_BYTES, dtype_bytes
 
 if TYPE_CHECKING:
-    from analyzer.buffers.matrices import OptimizerParameter
+    from analyzer.states.buffers.matrices import OptimizerParameter
     from analyzer.states.cpu_offload import Piece
 
 StageBuffers = Sequence[Sequence[Buffer]]
@@ -149,7 +149,7 @@ class OneByOne(ModelStates):
 
     def _parameters(self) -> Sequence[OptimizerParameter]:
         """The updated parameters in the order of the update."""
-        from analyzer.buffers.matrices import parameters_in_creation_order
+        from analyzer.states.buffers.matrices import parameters_in_creation_order
 
         return sorted(parameters_in_creation_order(self.job, self.stage), key=lambda weight: len(weight.shape) == 1)
 
@@ -185,7 +185,7 @@ class Muon(OneByOne):
     """The states of a rank whose matrices are updated by Muon, and all other parameters by another optimizer (`states.muon`)."""
 
     def _parameters(self) -> Sequence[OptimizerParameter]:
-        from analyzer.buffers.matrices import weights
+        from analyzer.states.buffers.matrices import weights
         from analyzer.states.muon import muon_of
 
         if not (muon_of(self.job).layer_wise and self.job.parallel.data_with_context > 1):
@@ -203,7 +203,7 @@ class Muon(OneByOne):
 
         if not (muon_of(self.job).aligned and self.job.parallel.data_with_context > 1):
             return []
-        from analyzer.buffers.layer_wise import rest_buffers
+        from analyzer.states.buffers.layer_wise import rest_buffers
 
         listed = rest_buffers(self.job, self.stage)
         return [shard_numel(buffer, reduction_size(self.job.parallel, buffer.group)) for buffer in listed]

@@ -16,7 +16,7 @@ from analyzer.modules.tree import Module, Tensor
 from analyzer.program.chunks import chunk_program
 from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind, Role
-from analyzer.schedule.pipeline import Pair
+from analyzer.program.schedule.pipeline import Pair
 
 FORWARD, BACKWARD, HELD = range(3)
 NO_MODULE: Final = -1

@@ -25,8 +25,8 @@ from analyzer.memory.device_overhead import SEGMENT, device_range, outside_alloc
 from analyzer.memory.features import has_rare_features
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.kinds import ModuleKind
+from analyzer.program.schedule.pipeline import Step
 from analyzer.results import MemoryPart, PeakEvent, RankMemory
-from analyzer.schedule.pipeline import Step
 from analyzer.specs import TrainingJob
 from analyzer.units import round_up
 

@@ -18,8 +18,8 @@ from analyzer.modules.shapes import shapes_of
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, parameters
 from analyzer.passes.graph_scopes import FULL_ITERATION, Scope, captured_modules, layer_scope, transformer_layers
-from analyzer.schedule.iteration import Iteration
-from analyzer.schedule.pipeline import Step
+from analyzer.program.schedule.iteration import Iteration
+from analyzer.program.schedule.pipeline import Step
 from analyzer.specs import GraphSpec, TrainingJob
 from analyzer.units import BLOCK, dtype_bytes, round_up
 

@@ -33,8 +33,8 @@ from analyzer.passes.graph_scopes import (
     outside_tree,
     transformer_layers,
 )
-from analyzer.schedule.iteration import Iteration
-from analyzer.schedule.pipeline import Pair, Step
+from analyzer.program.schedule.iteration import Iteration
+from analyzer.program.schedule.pipeline import Pair, Step
 from analyzer.specs import GraphSpec, MoeSpec, TrainingJob
 from analyzer.states.record import States
 

@@ -19,8 +19,8 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import LOCAL_ROWS
 from analyzer.modules.tree import OUTPUT_GRADIENT, Module, Tensor, total_bytes
 from analyzer.passes.deferred_output_gradients import output_layers
-from analyzer.schedule.iteration import Iteration
-from analyzer.schedule.pipeline import Pair
+from analyzer.program.schedule.iteration import Iteration
+from analyzer.program.schedule.pipeline import Pair
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
 
 _LOOKUPS: Final = (ModuleKind.WORD_EMBEDDINGS, ModuleKind.POSITION_EMBEDDINGS)

@@ -18,7 +18,7 @@ from analyzer.memory.block_memory import explained
 from analyzer.memory.overlapped.layers import Placed, units
 from analyzer.modules.tree import Module, total_bytes
 from analyzer.passes.activation_offload import COMMITS, group_of
-from analyzer.schedule.pipeline import Step
+from analyzer.program.schedule.pipeline import Step
 from analyzer.specs import ActivationOffloadSpec
 
 Microbatch = tuple[int, int]

@@ -11,8 +11,6 @@ from math import prod
 
 import pytest
 
-from analyzer.buffers.gradient_buffers import bucket_divisor, bucket_size, chunk_buffers
-from analyzer.buffers.parameter_order import ParameterRun
 from analyzer.errors import InputError
 from analyzer.memory.order import iteration_of
 from analyzer.memory.ranks import highest_rank
@@ -22,6 +20,8 @@ from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Module, Parameter, total_bytes
 from analyzer.passes.stages import stage_models
 from analyzer.specs import SoftwareSpec, TrainingJob
+from analyzer.states.buffers.gradient_buffers import bucket_divisor, bucket_size, chunk_buffers
+from analyzer.states.buffers.parameter_order import ParameterRun
 from tests.communication_job import make_job
 from tests.job_of import BASE, job_of, states_of
 

@@ -8,7 +8,7 @@ from analyzer.memory.overlapped.offload import Member, OffloadedGroups
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.models.gpt import full_model
-from analyzer.schedule.pipeline import Step
+from analyzer.program.schedule.pipeline import Step
 from tests.job_of import job_of
 
 BYTES = 1000

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence, Set
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from analyzer.schedule.messages import Ring, last_input_of_warmup, waiting_messages
-from analyzer.schedule.pipeline import Pair, Step
-from analyzer.schedule.references import Around, Ends, Kind, Message, Pass, interleaved, of_idle, without_interleaving
+from analyzer.program.schedule.messages import Ring, last_input_of_warmup, waiting_messages
+from analyzer.program.schedule.pipeline import Pair, Step
+from analyzer.program.schedule.references import Around, Ends, Kind, Message, Pass, interleaved, of_idle, without_interleaving
 
 _REMEMBERED: Final = 512
 """Maximum number of steps of an iteration whose moments are kept, for other layouts with the same pipeline."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from analyzer.buffers.parameter_order import creation_order
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.parameter_order import creation_order
 from analyzer.units import ceil_div
 
 

@@ -13,14 +13,14 @@ from heapq import heapify, heapreplace
 from math import lcm
 from typing import Final
 
-from analyzer.buffers.gradient_buffers import PARAMETER_ALIGNMENT, Bucket, Buffer, bucket_divisor, bucket_size, chunk_buffers
-from analyzer.buffers.matrices import OptimizerParameter, chunk_parameters
-from analyzer.buffers.parameter_order import ParameterRun, numel_of
 from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.layout.stages import Chunk
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.gradient_buffers import PARAMETER_ALIGNMENT, Bucket, Buffer, bucket_divisor, bucket_size, chunk_buffers
+from analyzer.states.buffers.matrices import OptimizerParameter, chunk_parameters
+from analyzer.states.buffers.parameter_order import ParameterRun, numel_of
 from analyzer.units import round_up
 
 PADDING_FLOOR: Final = 0.9

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.schedule.messages import Ring, last_input_of_warmup, waiting_messages
-from analyzer.schedule.pipeline import Step, steps
+from analyzer.program.schedule.messages import Ring, last_input_of_warmup, waiting_messages
+from analyzer.program.schedule.pipeline import Step, steps
 
 PIPELINE, GROUP, CHUNKS = 2, 3, 2
 

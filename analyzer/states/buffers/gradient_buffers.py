@@ -14,10 +14,10 @@ from itertools import takewhile
 from math import lcm
 from typing import Final
 
-from analyzer.buffers.parameter_order import ParameterRun, parameter_runs
 from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.parameter_order import ParameterRun, parameter_runs
 from analyzer.units import round_up
 
 PARAMETER_ALIGNMENT: Final = 64

@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from analyzer.buffers.fsdp import (
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module, Tensor
+from analyzer.specs import TrainingJob
+from analyzer.states.buffers.fsdp import (
     Segment,
     ShardedBucket,
     bucket_size,
@@ -24,9 +27,6 @@ from analyzer.buffers.fsdp import (
     shard_ranks,
     sharded_buckets,
 )
-from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.tree import Module, Tensor
-from analyzer.specs import TrainingJob
 
 MIN_UNIT: Final = 1_000_000_000
 """Minimum elements of a communication unit; two average layers if they are larger (`_init_fsdp_param_and_grad_buffer`)."""

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.schedule.messages import Ring, last_input_of_warmup
-from analyzer.schedule.pipeline import Step, equivalent_microbatches, steps
+from analyzer.program.schedule.messages import Ring, last_input_of_warmup
+from analyzer.program.schedule.pipeline import Step, equivalent_microbatches, steps
 
 
 def text(order: tuple[Step, ...]) -> str:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import lcm, prod
 
-from analyzer.buffers.gradient_buffers import DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK
-from analyzer.buffers.parameter_order import creation_order
 from analyzer.layout.data_parallel import ReductionGroup, described_replica, reduction_size
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import FsdpSpec, TrainingJob
+from analyzer.states.buffers.gradient_buffers import DEFAULT_BUCKET_SIZE, DEFAULT_BUCKET_SIZE_PER_RANK
+from analyzer.states.buffers.parameter_order import creation_order
 from analyzer.units import round_up
 
 Shape = tuple[int, ...]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum, auto
 from typing import Final, NamedTuple
 
-from analyzer.schedule.pipeline import Step
+from analyzer.program.schedule.pipeline import Step
 
 BEFORE: Final = -1
 """The microbatch of a message of the iteration before."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
-from analyzer.buffers.parameter_order import modules_in_order
 from analyzer.layout.stages import Chunk
 from analyzer.modules.kinds import ModuleKind, Parallel
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
+from analyzer.states.buffers.parameter_order import modules_in_order
 
 UNSPLIT: Final = frozenset({ModuleKind.POSITION_EMBEDDINGS, ModuleKind.ROUTER, ModuleKind.SHARED_EXPERTS})
 """Modules with matrices that are not split: the position table, the weight of the router, the gate of shared experts."""

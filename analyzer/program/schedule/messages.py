@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from analyzer.schedule.pipeline import Step
+from analyzer.program.schedule.pipeline import Step
 
 
 class Ring(NamedTuple):
