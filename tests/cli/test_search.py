@@ -7,6 +7,7 @@ import json
 import shlex
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,29 +26,32 @@ SMALL = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch")
 """A search of 40 layouts."""
 
 
+class Search(NamedTuple):
+    """A search on the console, with the files that it writes."""
+
+    outcome: Outcome
+    rows: list[dict[str, str]]
+    """Of `--info-search-csv`."""
+    document: dict[str, Any]
+    """Of `--info-json`."""
+
+
 @cache
+def made(*words: str) -> Search:
+    """A search that several tests read, made once."""
+    with TemporaryDirectory() as name:
+        rows, document = Path(name, "layouts.csv"), Path(name, "search.json")
+        outcome = run(*words, "--info-search-csv", str(rows), "--info-json", str(document))
+        return Search(outcome, list(csv.DictReader(rows.read_text().splitlines())), json.loads(document.read_text()))
+
+
 def searched(*words: str) -> dict[str, Any]:
-    """The JSON report of a search that several tests read."""
-    return report(*words)
+    """The JSON report of a search."""
+    return made(*words).document
 
 
 SEARCHES = [pytest.param(SMALL, id="small"), pytest.param(SEARCH, marks=pytest.mark.slow, id="recomputation")]
 EACH = pytest.mark.parametrize("words", SEARCHES)
-
-
-class Printed(NamedTuple):
-    """A search on the console."""
-
-    outcome: Outcome
-    table: Path
-    found: dict[str, Any]
-    """The same search in the JSON report."""
-
-
-@pytest.fixture(scope="module", params=SEARCHES)
-def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Printed:
-    file = tmp_path_factory.mktemp("search") / "layouts.csv"
-    return Printed(run(*request.param, "--info-search-csv", str(file)), file, searched(*request.param)["search"])
 
 
 @EACH
@@ -66,11 +70,13 @@ def test_the_printed_commands_give_the_figures_of_the_search(words: tuple[str, .
         assert alone["verdict"]["fits"] is True
 
 
-def test_the_commands_on_the_console_can_be_pasted(printed: Printed) -> None:
+@EACH
+def test_the_commands_on_the_console_can_be_pasted(words: tuple[str, ...]) -> None:
     """A shell reads the lines of each as one command, the same as in the JSON report."""
-    commands = printed.outcome.out.partition("Commands of the first layouts")[2]
+    outcome, _, document = made(*words)
+    commands = outcome.out.partition("Commands of the first layouts")[2]
     pasted = [" ".join(shlex.split(text.partition("\n")[2].replace("\\\n", " "))) for text in commands.split("# place ")[1:]]
-    assert pasted == [" ".join(shlex.split(command)) for command in printed.found["commands"]]
+    assert pasted == [" ".join(shlex.split(command)) for command in document["search"]["commands"]]
     assert "\\\n" in commands
 
 
@@ -107,14 +113,15 @@ def test_the_best_layouts_are_in_order_and_not_slower_than_the_launch(words: tup
     assert [size for _, size in front] == sorted((size for _, size in front), reverse=True)
 
 
-def test_the_console_lists_the_layouts_and_the_commands(printed: Printed) -> None:
-    outcome, file, found = printed
+@EACH
+def test_the_console_lists_the_layouts_and_the_commands(words: tuple[str, ...]) -> None:
+    outcome, written, document = made(*words)
+    found = document["search"]
     assert (outcome.status, outcome.err) == (0, "")
     assert titles(outcome.out)[0] == "Search"
     assert titles(outcome.out)[-1] == "Commands of the first layouts"
     rows = [line for line in section(outcome.out, "Search") if line.strip()[:1].isdigit() and "GiB" in line]
     assert len(rows) == len(found["best"])
-    written = list(csv.DictReader(file.open()))
     assert sum(row["best"] == "True" for row in written) == len(found["best"])
     assert float(written[0]["iteration_seconds"]) == pytest.approx(found["best"][0]["iteration_seconds"])
 
@@ -129,7 +136,7 @@ def test_kept_options_do_not_change(words: tuple[str, ...]) -> None:
 
 
 def test_without_any_layout_that_fits_the_exit_status_is_1() -> None:
-    outcome = run(*SEARCH, "--info-gpu-memory", "1GiB")
+    outcome = run(*SMALL, "--info-gpu-memory", "1GiB")
     assert (outcome.status, outcome.err) == (1, "")
     assert "No layout fits." in outcome.out
 
@@ -139,14 +146,13 @@ def test_a_launch_that_does_not_fit_gets_the_smallest_change(words: tuple[str, .
     """With memory between that of the launch and that of a change of one dimension, one is enough."""
     launch = report(*ALONE)
     needed = max(rank["memory"]["device_bytes"] for rank in launch["ranks"])
-    memory = ("--info-gpu-memory", str(needed - 1))
-    found = report(*words, *memory)["search"]
+    outcome, _, document = made(*words, "--info-gpu-memory", str(needed - 1))
+    found = document["search"]
     assert found["given"] is None
     change = found["smallest_change"]
     assert change["device_bytes"] < needed
     assert change["options"]
-    text = run(*words, *memory).out
-    assert "does not fit. The smallest change that fits: --" in " ".join(text.split())
+    assert "does not fit. The smallest change that fits: --" in " ".join(outcome.out.split())
 
 
 @pytest.mark.parametrize("option", ["micro-batch-size", "seq-length"])
@@ -163,14 +169,14 @@ def test_the_largest_value_fits_and_the_next_does_not(option: str, tmp_path: Pat
 
 
 def test_the_largest_value_is_part_of_the_report_of_a_search() -> None:
-    words = (*LAUNCH, "--info-search", "--info-search-over", "tp", "--info-search-max", "micro-batch-size")
-    document = report(*words)
+    outcome, _, document = made(*LAUNCH, "--info-search", "--info-search-over", "tp", "--info-search-max", "micro-batch-size")
     assert document["largest"]["option"] == "micro-batch-size"
     assert document["search"]["best"]
-    assert titles(run(*words).out)[-1] == "Largest --micro-batch-size"
+    assert titles(outcome.out)[-1] == "Largest --micro-batch-size"
 
 
-def test_numbers_of_gpus_and_gpus_are_compared() -> None:
+def test_numbers_of_gpus_and_gpus_are_compared(tmp_path: Path) -> None:
+    file = tmp_path / "searches.json"
     words = (
         *SEARCH,
         "--info-search-over",
@@ -183,8 +189,11 @@ def test_numbers_of_gpus_and_gpus_are_compared() -> None:
         "1T",
         "--info-price",
         "2",
+        "--info-json",
+        str(file),
     )
-    found = report(*words)["searches"]
+    outcome = run(*words)
+    found = json.loads(file.read_text())["searches"]
     assert [(each["gpu"], each["gpus"]) for each in found] == [
         ("H100-80GB", 8), ("H100-80GB", 16), ("A100-80GB", 8), ("A100-80GB", 16),
     ]  # fmt: skip
@@ -194,7 +203,7 @@ def test_numbers_of_gpus_and_gpus_are_compared() -> None:
         assert training["tokens"] >= 1e12
     seconds = {(each["gpu"], each["gpus"]): each["best"][0]["iteration_seconds"] for each in found}
     assert seconds["H100-80GB", 16] < seconds["H100-80GB", 8] < seconds["A100-80GB", 8]  # 989 and 312 TFLOP/s
-    assert titles(run(*words).out) == ("Fastest layouts that fit",)
+    assert titles(outcome.out) == ("Fastest layouts that fit",)
 
 
 @EACH

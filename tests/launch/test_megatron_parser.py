@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache as kept
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -168,8 +170,13 @@ def test_the_warning_names_the_catalogue_that_is_used(checkout: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("minor", "base"), [("20", "0.19.0"), ("19", "0.19.0"), ("8", "0.8.0"), ("3", "0.3.0"), ("2", "2023")])
-def test_the_release_of_a_checkout_selects_the_catalogue(checkout: Path, tmp_path: Path, minor: str, base: str) -> None:
-    (checkout / "megatron/training/arguments.py").write_text("raise RuntimeError('this fork is broken')\n")
+def test_the_release_of_a_checkout_selects_the_catalogue(
+    checkout: Path, tmp_path: Path, minor: str, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_checkout: Path) -> NoReturn:
+        raise InputError("--info-megatron", "the parser cannot be loaded", "leave it out")
+
+    monkeypatch.setattr(megatron_parser, "_extract", broken)
     (checkout / "megatron/core/package_info.py").write_text(f"MAJOR = 0\nMINOR = {minor}\nPATCH = 0\n")
     assert read("--bf16", cache=tmp_path, folder=checkout).release == base
 
@@ -184,7 +191,8 @@ def test_an_unwritable_cache_is_not_an_error(checkout: Path, tmp_path: Path) -> 
     assert read("--num-layers", "2", cache=tmp_path / "file", folder=checkout).values["num_layers"] == 2
 
 
-def test_a_malformed_cached_table_is_written_again(checkout: Path, tmp_path: Path) -> None:
+def test_a_malformed_cached_table_is_written_again(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(megatron_parser, "_extract", kept(megatron_parser._extract))
     read("--num-layers", "2", cache=tmp_path, folder=checkout)
     (cached,) = (tmp_path / "get-training-info").glob("*.json")
     complete = cached.read_bytes()

@@ -17,7 +17,9 @@ FUZZ: Final = os.environ.get("FUZZ", "")
 SPACES: Final = int(FUZZ) if FUZZ.isdigit() else 200
 FAST: Final = 3
 """Random spaces of the tests that are not slow."""
-SLOW: Final = ("overlap", "overlap-little-memory", "overlap-virtual", "fp8", "order", "no-sequence")
+SLOW: Final = (
+    "overlap", "overlap-experts", "overlap-little-memory", "overlap-virtual", "overlapped-experts", "fp8", "order", "no-sequence",
+)  # fmt: skip
 """The fixed spaces among the slow tests. Each of their dimensions is in another one of the quick tests."""
 NAMES: Final = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in FIXED]
 FIRST_SEED: Final = int(os.environ.get("FIRST_SEED", "0"))

@@ -113,6 +113,7 @@ MOE: Final = (
     "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 2048 "
     "--sequence-parallel "
 )
+OVERLAPPED: Final = MOE + "--expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm --delay-wgrad-compute"
 
 
 def _fixed(line: str, over: str, *keep: str, batch: str = "--global-batch-size 32") -> Case:
@@ -128,9 +129,9 @@ FIXED: Final = {
     "recomputation": _fixed("--info-gpu-memory 20GiB", "recompute micro-batch"),
     "fp8": _fixed("--fp8-format hybrid", "pp micro-batch"),
     "overlapped-tensor": _fixed("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "tp"),
-    "overlapped-experts": _fixed(
-        MOE + "--expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm --delay-wgrad-compute --num-layers 8", "ep pp vpp"
-    ),
+    "overlap-few-experts": _fixed(MOE + "--expert-model-parallel-size 2", "ep overlap"),
+    "overlapped-experts": _fixed(f"{OVERLAPPED} --num-layers 8", "ep pp vpp"),
+    "overlapped-stages": _fixed(OVERLAPPED, "pp vpp"),
     "experts": _fixed(MOE, "tp ep etp"),
     "uneven": _fixed("--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2 --num-layers 8", "layers"),
     "vocabulary": _fixed("--make-vocab-size-divisible-by 7", "tp"),

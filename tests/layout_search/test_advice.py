@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,20 @@ LAUNCH = f"--nproc-per-node 8 pretrain_gpt.py {MODEL}"
 MOE = f"{LAUNCH} --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall"
 
 
-def advice(line: str, gpu: str = "H100-80GB") -> tuple[Advice, ...]:
-    return analyze(line, gpu=gpu).advice
+@cache
+def analyzed(line: str) -> Report:
+    """The report of a launch, which several tests read."""
+    return analyze(line, gpu="H100-80GB")
+
+
+def advice(line: str) -> tuple[Advice, ...]:
+    return analyzed(line).advice
 
 
 def changed(line: str, each: Advice) -> Report:
     """The report of the launch with the change appended to it."""
     assert "(without" not in each.change
-    return analyze(f"{line} {each.change}", gpu="H100-80GB")
+    return analyzed(f"{line} {each.change}")
 
 
 def highest(report: Report) -> int:
@@ -39,7 +46,7 @@ def highest(report: Report) -> int:
 
 def test_there_is_no_advice_if_the_launch_fits_or_the_capacity_is_not_known() -> None:
     line = f"{LAUNCH} --tensor-model-parallel-size 8 --sequence-parallel --use-distributed-optimizer"
-    assert analyze(line, gpu="H100-80GB").verdict.fits
+    assert analyzed(line).verdict.fits
     assert advice(line) == ()
     assert analyze(LAUNCH).advice == ()
 
@@ -47,7 +54,7 @@ def test_there_is_no_advice_if_the_launch_fits_or_the_capacity_is_not_known() ->
 @pytest.mark.parametrize("line", [LAUNCH, MOE])
 def test_every_change_fits_and_has_the_stated_memory_and_time(line: str) -> None:
     """The command line with the change gives the same figures."""
-    before = analyze(line, gpu="H100-80GB")
+    before = analyzed(line)
     found = advice(line)
     assert before.verdict.fits is False
     assert found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from io import StringIO
 from itertools import combinations
 
 import pytest
@@ -16,10 +17,10 @@ from analyzer.layout_search.options import as_short_text
 from analyzer.layout_search.overlaps import ALWAYS, EXPERTS, FUSIONS, OVERLAPS, SEARCHED, suits_layout, suits_split
 from analyzer.layout_search.result import ERROR_OF_ORDER, SearchResult, rows
 from analyzer.layout_search.space import Recompute, Split, Stages
+from analyzer.report.console.search_section import print_search
 from analyzer.report.json.search import search_json
 from analyzer.results import Report
 from analyzer.specs.option_names import flag_of
-from tests.command import run
 from tests.layout_search.random_spaces import FIXED, NOWHERE
 from tests.layout_search.test_options import applied
 
@@ -89,7 +90,7 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize(("line", "over"), [*SLOW, (SMALL_MOE, ("ep", "tp", "overlap"))])
+@pytest.mark.parametrize(("line", "over"), [*SLOW, (SMALL_MOE, ("ep", "overlap"))])
 def test_each_layout_is_accepted_and_has_the_figures_of_its_report(line: str, over: tuple[str, ...]) -> None:
     result = found(line, *over)
     assert result.best
@@ -181,7 +182,9 @@ def test_layouts_within_the_error_equal_the_first(over: tuple[str, ...]) -> None
 @pytest.mark.parametrize("over", [("tp", "pp", "overlap"), pytest.param(("tp", "pp", "vpp", "overlap"), marks=pytest.mark.slow)])
 def test_the_table_marks_equal_layouts(over: tuple[str, ...]) -> None:
     result = found(DENSE, *over)
-    printed = run(*DENSE.split(), "--info-search", "--info-search-over", ",".join(over), "--info-workers", "1").out
+    stream = StringIO()
+    print_search(result, report(DENSE.split()), stream=stream)
+    printed = stream.getvalue()
     marked = [line.split()[1] == "=" for line in printed.splitlines() if " GiB " in line and line.strip()[:1].isdigit()]
     assert marked[: len(result.best)] == [place > 0 and result.equals_first(each) for place, each in enumerate(result.best)]
     assert "=: equal to the first, within the error of the times (3%)." in printed

@@ -43,8 +43,9 @@ def content(found: SearchResult) -> tuple[object, ...]:
     return found.best, found.front, found.given, found.place, found.candidates, found.evaluated, found.complete
 
 
-@pytest.fixture
-def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that bounds leave out layouts of a small space, and that tests look at equal searches."""
     monkeypatch.setattr(search_module, "TASK", 4)
     monkeypatch.setattr(search_module, "ROUND", 16)
 
@@ -63,7 +64,6 @@ def test_the_result_does_not_depend_on_the_size_of_tasks(size: int, monkeypatch:
     assert content(result()) == before
 
 
-@pytest.mark.usefixtures("short_rounds")
 def test_bounds_leave_out_layouts() -> None:
     found = result()
     assert len(found.best) == search_module.BEST
@@ -79,7 +79,6 @@ def test_progress_tells_what_was_found() -> None:
     assert seen[-1].best_seconds == found.best[0].iteration_seconds
 
 
-@pytest.mark.usefixtures("short_rounds")
 @pytest.mark.parametrize("rounds", [1, 4, 8])
 def test_an_interrupted_search_returns_what_it_has_found(rounds: int) -> None:
     seen: list[Progress] = []

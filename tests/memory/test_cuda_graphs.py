@@ -200,6 +200,7 @@ CAPACITY = 276 * 2**30
 """Less than the capacity of a GB300."""
 
 
+@pytest.mark.slow
 def test_a_published_launch_with_overlapped_microbatches_in_one_graph_fits() -> None:
     """In core 0.18, whose `validate_args` refuses the cross entropy of Transformer Engine."""
     base = OVERLAPPED.replace("--cross-entropy-fusion-impl te", "--no-check-for-nan-in-loss-and-grad")

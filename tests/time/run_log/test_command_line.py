@@ -6,6 +6,7 @@ The seconds in the logs are predictions with other options, so that what explain
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ MODEL = (
 ).split()
 
 
+@cache
 def seconds(*options: str) -> float:
     found: float = report(*MODEL, *options)["time"]["iteration_seconds"]
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -53,6 +54,7 @@ def timeline_of(found: TrainingJob) -> Timeline:
     return iteration_timeline(found, timed(found), SPEED, RATES)
 
 
+@cache
 def events_of(line: str) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = trace_events(timeline_of(job(line)), title="test")["traceEvents"]
     return events
