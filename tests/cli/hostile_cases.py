@@ -109,7 +109,7 @@ GENERATED: Final[dict[str, Callable[[Path], None]]] = {
     # LONG_BINPUT with a large index, for which the unpickler in C allocates 2 GiB
     "9-byte pickle": _checkpoint(b"\x80\x02Nr\xff\xff\xff\x0f."),
     "zip of zeros": _checkpoint(bytes(1 << 26), compression=zipfile.ZIP_DEFLATED),
-    "nested tuples": _checkpoint(_with_argument(b")" + b"\x85" * 1_000_000)),
+    "nested tuples": _checkpoint(_with_argument(b")" + b"\x85" * 200_000)),
     "recursive list": _checkpoint(_with_argument(b"]q\x00" + b"h\x00a" * 50)),
     "trace and zeros": _trace_and_zeros,
     "gzip bomb": _gzip_bomb,

@@ -19,7 +19,7 @@ MODELS = (
     "meta-llama/Llama-3.2-1B",
     "openai-community/gpt2",
     "deepseek-ai/DeepSeek-V2-Lite",
-    "openai/gpt-oss-20b",
+    pytest.param("openai/gpt-oss-20b", marks=pytest.mark.slow),
     "google/gemma-2b",
 )
 

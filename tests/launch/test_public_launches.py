@@ -21,8 +21,8 @@ from tests.data_files import public_launches
 
 RECORDS = public_launches()
 NAMES = [f"{record['repository']}/{record['path']}" for record in RECORDS]
-LARGE = "sbatch_mfsdp_deepseek_v3.sh"
-"""A script whose report takes more than a second."""
+LARGE = ("sbatch_mfsdp_deepseek_v3.sh", "moe_356m_8gpu.sh")
+"""Scripts whose reports take the longest."""
 EVERY = pytest.mark.parametrize(
     "index",
     [

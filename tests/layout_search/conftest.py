@@ -18,8 +18,9 @@ SPACES: Final = int(FUZZ) if FUZZ.isdigit() else 200
 FAST: Final = 3
 """Random spaces of the tests that are not slow."""
 SLOW: Final = (
-    "overlap", "overlap-experts", "overlap-little-memory", "overlap-virtual", "overlapped-experts", "fp8", "order", "no-sequence",
-)  # fmt: skip
+    *("overlap", "overlap-experts", "overlap-little-memory", "overlap-virtual", "overlapped-experts"),
+    *("experts", "fp8", "order", "no-sequence"),
+)
 """The fixed spaces among the slow tests. Each of their dimensions is in another one of the quick tests."""
 NAMES: Final = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in FIXED]
 FIRST_SEED: Final = int(os.environ.get("FIRST_SEED", "0"))

@@ -133,6 +133,7 @@ FIXED: Final = {
     "overlapped-experts": _fixed(f"{OVERLAPPED} --num-layers 8", "ep pp vpp"),
     "overlapped-stages": _fixed(OVERLAPPED, "pp vpp"),
     "experts": _fixed(MOE, "tp ep etp"),
+    "few-experts": _fixed(MOE + "--tensor-model-parallel-size 2", "ep etp"),
     "uneven": _fixed("--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2 --num-layers 8", "layers"),
     "vocabulary": _fixed("--make-vocab-size-divisible-by 7", "tp"),
     "order": _fixed(MOE + "--pipeline-model-parallel-size 2 --use-tp-pp-dp-mapping", "tp order etp"),

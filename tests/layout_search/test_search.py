@@ -124,7 +124,7 @@ def needed(report: Report) -> int:
     return max(rank.memory.device_bytes for rank in report.ranks)
 
 
-@pytest.mark.parametrize("line", SHARDED)
+@pytest.mark.parametrize("line", [pytest.param(SHARDED[0], marks=pytest.mark.slow), SHARDED[1]])
 def test_the_memory_of_each_listed_layout_is_that_of_its_report(line: str) -> None:
     found = search(line, over=("tp", "pp"), environ={}, folder=NOWHERE)
     assert len(found.best) > 1

@@ -22,6 +22,7 @@ def result() -> SearchResult:
     return search_space(tiny_space(("tp", "pp") if QUICK else SEARCHED), Workers())
 
 
+@pytest.mark.slow
 def test_a_row_for_each_layout_of_the_result(result: SearchResult) -> None:
     import pandas
 

@@ -36,7 +36,7 @@ LINES = [
     "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
     f"{BASE} --global-batch-size 64 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 "
     "--decoder-last-pipeline-num-layers 3 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-    f"{BASE} --global-batch-size 512 --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --expert-model-parallel-size 4 "
+    f"{BASE} --global-batch-size 64 --num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --expert-model-parallel-size 4 "
     "--moe-token-dispatcher-type alltoall --context-parallel-size 2 --fp8-format hybrid --pipeline-model-parallel-size 2",
 ]
 
