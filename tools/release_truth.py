@@ -51,7 +51,9 @@ CORE: Final = {
     "adds_by_index": Line("index_add_", f"{_C}/transformer/moe/moe_utils.py"),
     "sorts_positions": Line("num_out_tokens is required for the argsort-based permute", f"{_C}/transformer/moe/moe_utils.py"),
     "frees_arrivals": Line("dispatched_indices = None", f"{_C}/transformer/moe/token_dispatcher.py"),
+    "frees_unsaved_rows": Line("num_local_experts > 1 or config.moe_token_dispatcher_type", _C),
     "marks_split_experts": Line("partition_dim", f"{_C}/extensions/transformer_engine.py"),
+    "skips_final_norm": Line("config.mtp_num_layers and empty_decoder and", _C),
     "mtp_layer": Line(r"self\.mtp_model_layer", f"{_C}/transformer", "mtp_model_layer", "transformer_layer"),
     "holds_mtp_logits": Line("def process_mtp_loss", f"{_C}/transformer", False, True),
     "counts_mtp_predictions": Line("def _compute_mtp_acceptance_counts", f"{_C}/transformer"),
@@ -79,6 +81,8 @@ CORE: Final = {
     "fsdp_units_without_sharding": Line(
         "if self.ddp_config.data_parallel_sharding_strategy != .no_shard", f"{_C}/distributed/fsdp/mcore_fsdp_adapter.py"
     ),
+    "fsdp_meshes_of_instances": Line("def _get_hsdp_tp_mesh", f"{_C}/distributed/fsdp/mcore_fsdp_adapter.py"),
+    "fsdp_expert_instances": Line("hybrid_fsdp_expt_group", f"{_C}/distributed/fsdp/mcore_fsdp_adapter.py"),
     "legacy_interleaving": Line("microbatch_group_size_per_vp_stage", f"{_C}/pipeline_parallel/schedules.py", False, True),
     "flops_of_experts": Line("def moe_layer_flops", "megatron/training/training.py"),
     "flops_of_depths": Line(r"vocab_size \* \(1 \+ mtp_num_layers\)", "megatron/training/training.py"),

@@ -40,7 +40,7 @@ from analyzer.program.chunks import Block
 from analyzer.specs import PipelineSpec
 from analyzer.specs.option_names import flag_of
 from analyzer.specs.release import is_before
-from analyzer.specs.rules.failures import needs_whole_groups
+from analyzer.specs.release_changes import core_failures
 from analyzer.units import ceil_div
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Space:
         if given.model.hybrid is not None and is_before(given.megatron, "0.18"):
             return (self.given.recompute,)
         most = ceil_div(self.scale.layers, stages.pipeline * stages.virtual) + max(UNEVEN)
-        divided = self._common_divisor(stages) if needs_whole_groups(self.problem.given.megatron) else 0
+        divided = self._common_divisor(stages) if core_failures(self.problem.given.megatron).uniform_groups_complete else 0
         return self._choices(most.bit_length(), divided & -divided)
 
     def _common_divisor(self, stages: Stages) -> int:

@@ -12,7 +12,6 @@ from analyzer.program.schedule.messages import Ring
 from analyzer.program.schedule.pipeline import equivalent_microbatches, steps
 from analyzer.program.schedule.references import Ends
 from analyzer.specs import TrainingJob
-from analyzer.specs.release import is_before
 
 
 def equivalent_iteration(job: TrainingJob, pipeline_rank: int, microbatches: int, chunks: Sequence[Chunk]) -> Iteration:
@@ -35,7 +34,7 @@ def microbatches_to_peak(job: TrainingJob, microbatches: int, *, pipeline_rank: 
             chunks=parallel.chunks,
             microbatches=microbatches,
             group_size=parallel.microbatch_group_size,
-            legacy=is_before(job.megatron, "0.10"),
+            legacy=job.core.legacy_interleaving,
             combined=job.flags.overlap_moe_expert_parallel_comm,
             pipeline_rank=pipeline_rank,
         ),
@@ -51,7 +50,7 @@ def iteration_of(job: TrainingJob, pipeline_rank: int, microbatches: int, chunks
         parallel.chunks,
         microbatches,
         parallel.microbatch_group_size,
-        is_before(job.megatron, "0.10"),
+        job.core.legacy_interleaving,
         job.flags.overlap_moe_expert_parallel_comm,
         parallel.overlap_p2p,
         ends_of(chunks),

@@ -18,7 +18,6 @@ from analyzer.modules.models import gpt
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
 from analyzer.specs import ActivationOffloadSpec, TrainingJob
-from analyzer.specs.release import is_before
 
 if TYPE_CHECKING:
     from analyzer.passes.activation_offload import InputFrom
@@ -151,7 +150,7 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement, frozenset[str]
         if job.flags.overlap_moe_expert_parallel_comm:
             from analyzer.passes.overlapped_layers import with_nodes
 
-            layer = with_nodes(layer, frees_unsaved=not is_before(job.megatron, "0.17"))
+            layer = with_nodes(layer, frees_unsaved=job.core.frees_unsaved_rows)
         if offload is None:
             return layer
         from analyzer.passes.activation_offload import (
@@ -183,7 +182,7 @@ def _of_groups(offload: ActivationOffloadSpec, names: frozenset[str], *, kept: b
 
 def _without_skipped_norm(job: TrainingJob, tree: Module) -> Module:
     """The tree without a final norm that overlapped microbatches do not run."""
-    if not job.flags.overlap_moe_expert_parallel_comm or is_before(job.megatron, "0.16"):
+    if not job.flags.overlap_moe_expert_parallel_comm or not job.core.skips_final_norm:
         return tree
     from analyzer.passes.overlapped_layers import without_skipped_norm
 

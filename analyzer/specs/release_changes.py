@@ -1,4 +1,4 @@
-"""What releases of megatron-core, Transformer Engine and PyTorch change in memory, communication, time and names, as three tables.
+"""What releases of megatron-core, Transformer Engine and PyTorch change in memory, communication, time and names, as tables.
 
 Each field of a table names the releases in which it has a value. Formulas read the fields and compare no releases.
 Fields from 0.17 on were found by running each release in the shadow engine (`make shadow CHECKOUT=FOLDER`) and reading the
@@ -75,8 +75,15 @@ class CoreBehavior(Behavior):
     """An unfused permutation sorts all pairs of expert and token, and saves their positions (`permute`, the same file)."""
     frees_arrivals: bool = _during(since="0.18")
     """DeepEP's dispatcher drops the choices of arrived tokens after it has combined the rows (`_DeepepManager.combine`)."""
+    frees_unsaved_rows: bool = _during(since="0.17")
+    """The expert node of overlapped microbatches frees the rows that it has read unless the first linear layer saves them.
+    Before, it frees them with all dispatchers but HybridEP (`should_free_input`)."""
     marks_split_experts: bool = _during(since="0.17")
     """Weights of experts know the dimension in which tensor-parallel ranks split them (`TEGroupedLinear`)."""
+
+    skips_final_norm: bool = _during(since="0.16")
+    """Of overlapped microbatches only the combine node of experts calls the final norm, if the chunk has layers
+    (`PostProcessNode`)."""
 
     # multi-token prediction
     mtp_layer: str = _by_release("transformer_layer", {"0.17": "mtp_model_layer"})
@@ -129,6 +136,11 @@ class CoreBehavior(Behavior):
     fsdp_units_without_sharding: bool = _during(since="0.20")
     """Layers are units of Megatron-FSDP, each with a bucket, also with strategies that do not shard parameters (the same file)."""
 
+    fsdp_meshes_of_instances: bool = _during(since="0.14")
+    """Megatron-FSDP has a mesh over optimizer instances (the same file)."""
+    fsdp_expert_instances: bool = _during(since="0.17")
+    """It has such a mesh for experts too (the same file)."""
+
     # time
     legacy_interleaving: bool = _during(until="0.10")
     """The interleaved schedule has groups of as many microbatches as stages (pipeline_parallel/schedules.py)."""
@@ -136,6 +148,32 @@ class CoreBehavior(Behavior):
     """Megatron's own FLOPs of hybrid models count layers of experts (`num_floating_point_operations`, megatron/training)."""
     flops_of_depths: bool = _during(since="0.17")
     """They count the depths of multi-token prediction (the same function)."""
+
+
+class CoreFailures(Behavior):
+    """What a release of megatron-core accepts and then fails with. `specs.rules.failures` has the launches that are concerned.
+
+    A failure that the newest release has too ends with it, because nothing is known of later ones.
+    """
+
+    fsdp_of_stages: bool = _during(since="0.14", until="0.20")
+    """Megatron-FSDP has no mesh with pipeline ranks (`_get_dp_tp_mesh`, distributed/fsdp/mcore_fsdp_adapter.py)."""
+    fsdp_in_fp16: bool = _during(since="0.14", until="0.20")
+    """It scales gradients of parameters of other shards, which are None (`_collect_main_grad_data_for_unscaling`)."""
+    fsdp_blockwise_weights: bool = _during(since="0.16", until="0.17")
+    """It compares shards with whole blockwise FP8 weights (`ParamAndGradBuffer.copy_main_weights_to_model_weights`)."""
+    fsdp_outer_shards: bool = _during(until="0.20")
+    """Optimizer instances need sharded parameters (`ParamAndGradBuffer._init_each_parameter_group_buffers`)."""
+    graphs_of_stages: bool = _during(since="0.16", until="0.20")
+    """The schedule frees the output of a recorded stage (`deallocate_output_tensor`, pipeline_parallel/schedules.py)."""
+    dense_mtp_overlapped: bool = _during(since="0.14", until="0.19")
+    """MTP layers of overlapped microbatches need experts (`build_mtp_layer_callables`)."""
+    final_norm_unreduced: bool = _during(since="0.16", until="0.20")
+    """A final norm that overlapped microbatches skip has no gradient to reduce (`submodule_combine_forward`)."""
+    latent_gradients_never: bool = _during(until="0.17")
+    """Delayed weight gradients of latent projections are never computed (`MoELayer.backward_dw`)."""
+    uniform_groups_complete: bool = _during(since="0.10", until="0.17")
+    """Uniform recomputation needs complete groups of layers (`TransformerBlock._checkpointed_forward`)."""
 
 
 class EngineBehavior(Behavior):
@@ -179,6 +217,12 @@ def changes_of(table: type[Behavior]) -> dict[str, tuple[tuple[tuple[int, ...], 
 def core_behavior(release: str) -> CoreBehavior:
     """The behavior of a release of megatron-core, such as '0.18.2' or '2023'."""
     return CoreBehavior(release_number(release))
+
+
+@cache
+def core_failures(release: str) -> CoreFailures:
+    """What a release of megatron-core fails with."""
+    return CoreFailures(release_number(release))
 
 
 @cache

@@ -16,10 +16,12 @@ import pytest
 from analyzer.specs.release_changes import (
     MTP_LAYERS,
     CoreBehavior,
+    CoreFailures,
     EngineBehavior,
     TorchBehavior,
     changes_of,
     core_behavior,
+    core_failures,
     engine_behavior,
     torch_behavior,
 )
@@ -29,12 +31,23 @@ from tests.data_files import data_file
 TRUTH = json.loads(data_file("truth/releases.json").read_text())
 TABLES: dict[type[Any], Callable[[str], Any]] = {
     CoreBehavior: core_behavior,
+    CoreFailures: core_failures,
     EngineBehavior: engine_behavior,
     TorchBehavior: torch_behavior,
 }
 OTHER_CASES: dict[tuple[str, str], dict[str, object]] = {
     # `is_te_min_version("0.13.0", check_equality=False)` in `TEDotProductAttention.forward` (core 0.13.0)
     ("EngineBehavior", "attention_in_batches"): {"0.13": False, "0.14": True},
+    # read in the sources of these releases; how far a failure of the newest release reaches is not known
+    ("CoreFailures", "fsdp_of_stages"): {"0.13": False, "0.14": True, "0.19": True, "0.20": False},
+    ("CoreFailures", "fsdp_in_fp16"): {"0.13": False, "0.14": True, "0.19": True, "0.20": False},
+    ("CoreFailures", "fsdp_blockwise_weights"): {"0.15": False, "0.16": True, "0.17": False},
+    ("CoreFailures", "fsdp_outer_shards"): {"0.14": True, "0.19": True, "0.20": False},
+    ("CoreFailures", "graphs_of_stages"): {"0.15": False, "0.16": True, "0.19": True, "0.20": False},
+    ("CoreFailures", "dense_mtp_overlapped"): {"0.13": False, "0.14": True, "0.18": True, "0.19": False},
+    ("CoreFailures", "final_norm_unreduced"): {"0.15": False, "0.16": True, "0.19": True, "0.20": False},
+    ("CoreFailures", "latent_gradients_never"): {"0.16": True, "0.17": False},
+    ("CoreFailures", "uniform_groups_complete"): {"0.9": False, "0.10": True, "0.16": True, "0.17": False},
     # pull request 175344 of PyTorch is in 2.12
     ("TorchBehavior", "large_workspace_on_blackwell"): {"2.11": False, "2.12": True},
 }

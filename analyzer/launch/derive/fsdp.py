@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import option, positive, since, switched_on, text
 from analyzer.specs import FsdpSpec, ModelSpec, OptimizerSpec, PrecisionSpec, TrainingFlags
+from analyzer.specs.release_changes import core_behavior
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -49,11 +50,12 @@ def fsdp_spec(
         raise UnsupportedError(
             named, "sharded mxfp8 parameters and their transposes are not modelled", "leave out --fp8-param-gather"
         )
+    core = core_behavior(arguments.release)
     return FsdpSpec(
         implementation="megatron",
         strategy=strategy,
         outer_sharding=text(arguments, "outer_dp_sharding_strategy", "no_shard") != "no_shard",
-        expert_instances=not since(arguments, "0.14") or since(arguments, "0.17"),
+        expert_instances=not core.fsdp_meshes_of_instances or core.fsdp_expert_instances,
         main_gradients=_asked_dtype(arguments, "megatron_fsdp_main_grads_dtype"),
         reduced_gradients=_asked_dtype(arguments, "megatron_fsdp_grad_comm_dtype"),
         communication_unit_size=positive(arguments, "suggested_communication_unit_size"),

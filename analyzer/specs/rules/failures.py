@@ -7,7 +7,7 @@ from math import gcd
 
 from analyzer.specs.job import TrainingJob
 from analyzer.specs.optimizer import FsdpSpec
-from analyzer.specs.release import is_before
+from analyzer.specs.release_changes import core_failures
 from analyzer.specs.rules.stages import counted_layers
 from analyzer.specs.rules.violation import Violation
 
@@ -38,7 +38,7 @@ def _sharded_stages(job: TrainingJob) -> Iterator[Violation]:
     """
     if _megatron_fsdp(job) is None or job.parallel.pipeline == 1:
         return
-    if not is_before(job.megatron, "0.14") and is_before(job.megatron, "0.20"):
+    if core_failures(job.megatron).fsdp_of_stages:
         yield Violation(
             ("use_megatron_fsdp",),
             f"cannot be used with {job.parallel.pipeline} pipeline ranks in this release: its device mesh has none",
@@ -58,7 +58,7 @@ def _scaled_shards(job: TrainingJob) -> Iterator[Violation]:
     ranks = job.parallel.data_with_context // job.parallel.distributed_optimizer_instances
     if fsdp.strategy == "no_shard" or (ranks == 1 and not fsdp.outer_sharding):
         return
-    if not is_before(job.megatron, "0.14") and is_before(job.megatron, "0.20"):
+    if core_failures(job.megatron).fsdp_in_fp16:
         yield Violation(
             ("use_megatron_fsdp",),
             "fails in the first step with fp16 in this release: loss scaling does not accept parameters of other ranks' shards",
@@ -77,7 +77,7 @@ def _blockwise_shards(job: TrainingJob) -> Iterator[Violation]:
         return
     if fp8 is None or not fp8.stored_parameters or fp8.recipe != "blockwise" or job.parallel.data_with_context == 1:
         return
-    if not is_before(job.megatron, "0.16") and is_before(job.megatron, "0.17"):
+    if core_failures(job.megatron).fsdp_blockwise_weights:
         yield Violation(
             ("data_parallel_sharding_strategy",),
             f"{fsdp.strategy} fails in this release with blockwise FP8 weights: their cast expects sharded weights",
@@ -113,7 +113,7 @@ def _outer_shards(job: TrainingJob) -> Iterator[Violation]:
         ),
     )
     for fails, fault, remedy in faults:
-        if fails and is_before(job.megatron, "0.20"):
+        if fails and core_failures(job.megatron).fsdp_outer_shards:
             yield Violation(("outer_dp_sharding_strategy",), fault, remedy)
 
 
@@ -125,7 +125,7 @@ def _graphs_of_stages(job: TrainingJob) -> Iterator[Violation]:
     """
     if job.graphs is None or job.graphs.implementation != "local" or job.graphs.scope or job.parallel.pipeline == 1:
         return
-    if not is_before(job.megatron, "0.16") and is_before(job.megatron, "0.20"):
+    if core_failures(job.megatron).graphs_of_stages:
         yield Violation(
             ("cuda_graph_impl",),
             f"local graphs of layers cannot be used with {job.parallel.pipeline} pipeline ranks in this release",
@@ -159,7 +159,7 @@ def _overlapped_mtp(job: TrainingJob) -> Iterator[Violation]:
     moe = job.model.moe
     if not job.flags.overlap_moe_expert_parallel_comm or not job.model.mtp_num_layers or moe is None:
         return
-    if moe.layers and not moe.layers[-1] and not is_before(job.megatron, "0.14") and is_before(job.megatron, "0.19"):
+    if moe.layers and not moe.layers[-1] and core_failures(job.megatron).dense_mtp_overlapped:
         yield Violation(
             ("overlap_moe_expert_parallel_comm",),
             "needs experts in the MTP layers, and they have none, like the last decoder layer",
@@ -177,7 +177,7 @@ def _skipped_final_norm(job: TrainingJob) -> Iterator[Violation]:
     overlaps = job.flags.overlap_moe_expert_parallel_comm and job.optimizer.overlap_grad_reduce
     if not overlaps or job.fsdp is not None or job.parallel.pipeline > 1 or moe is None or not moe.layers or moe.layers[-1]:
         return
-    if not is_before(job.megatron, "0.16") and is_before(job.megatron, "0.20"):
+    if core_failures(job.megatron).final_norm_unreduced:
         yield Violation(
             ("overlap_grad_reduce",),
             "fails after the first step in this release: with overlapped microbatches a dense last layer skips the final norm, "
@@ -192,7 +192,7 @@ def _delayed_latent_projections(job: TrainingJob) -> Iterator[Violation]:
     Source: `MoELayer.backward_dw` (core/transformer/moe/moe_layer.py), 0.16. It computes them from 0.17 on.
     """
     moe = job.model.moe
-    if job.flags.delay_wgrad_compute and moe is not None and moe.latent_size and is_before(job.megatron, "0.17"):
+    if job.flags.delay_wgrad_compute and moe is not None and moe.latent_size and core_failures(job.megatron).latent_gradients_never:
         yield Violation(
             ("delay_wgrad_compute",),
             "this release never computes the weight gradients of the latent projections, whose operands fill the memory",
@@ -209,17 +209,12 @@ def _uniform_recompute(job: TrainingJob) -> Iterator[Violation]:
     if job.recompute.granularity != "full" or job.recompute.method != "uniform":
         return
     layers = gcd(*_layers_of_stages(job))
-    if layers % size and needs_whole_groups(job.megatron):
+    if layers % size and core_failures(job.megatron).uniform_groups_complete:
         yield Violation(
             ("recompute_num_layers",),
             f"uniform recomputation of {size} layers needs a multiple of {size} layers in each stage in this release",
             f"use a divisor of {layers}",
         )
-
-
-def needs_whole_groups(megatron: str) -> bool:
-    """Whether uniform recomputation of a Megatron-LM release fails if the last group of a stage has fewer layers."""
-    return not is_before(megatron, "0.10") and is_before(megatron, "0.17")
 
 
 def _layers_of_stages(job: TrainingJob) -> Iterator[int]:
