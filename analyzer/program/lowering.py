@@ -8,6 +8,7 @@ those of its children, which are cached per module object.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -63,13 +64,7 @@ def _forward(module: Module, phase: Phase, discards: bool, referenced: frozenset
     add_memory(found, _ALLOCATE, phase, module, Role.WORKSPACE, workspace)
     if not (discards or module.recomputed):
         add_memory(found, _ALLOCATE, phase, module, Role.FRAME, module.forward_held)
-    # a router computes its losses only if gradients are enabled (`TopKRouter.routing`): not in the first forward of a checkpoint
-    if not (discards and module.kind is ModuleKind.ROUTER):
-        for call in module.collectives:
-            if call.phase == "forward":
-                repeated = replace(call, phase="recompute") if phase == "recompute" else call
-                plain = replace(call, dtype=call.dtype_without_gradients or call.dtype) if discards else repeated
-                found.append(Operation(_COLLECTIVE, phase, module, call=plain, without_gradients=discards))
+    found += _forward_collectives(module, phase, discards)
     if not module.children:
         _compute(found, module, phase, discards=discards)
     later: list[Module] = []
@@ -92,6 +87,18 @@ def _forward(module: Module, phase: Phase, discards: bool, referenced: frozenset
     add_memory(found, _FREE, phase, module, Role.WORKSPACE, workspace)
     found.append(Operation(_END, phase, module))
     return tuple(found)
+
+
+def _forward_collectives(module: Module, phase: Phase, discards: bool) -> Iterator[Operation]:
+    """The collectives of a module in a forward."""
+    # a router computes its losses only if gradients are enabled (`TopKRouter.routing`): not in the first forward of a checkpoint
+    if discards and module.kind is ModuleKind.ROUTER:
+        return
+    for call in module.collectives:
+        if call.phase == "forward":
+            repeated = replace(call, phase="recompute") if phase == "recompute" else call
+            plain = replace(call, dtype=call.dtype_without_gradients or call.dtype) if discards else repeated
+            yield Operation(_COLLECTIVE, phase, module, call=plain, without_gradients=discards)
 
 
 def _backward(module: Module) -> tuple[Operation, ...]:

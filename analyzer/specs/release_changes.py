@@ -170,6 +170,8 @@ class CoreFailures(Behavior):
     """MTP layers of overlapped microbatches need experts (`build_mtp_layer_callables`)."""
     final_norm_unreduced: bool = _during(since="0.16", until="0.20")
     """A final norm that overlapped microbatches skip has no gradient to reduce (`submodule_combine_forward`)."""
+    mtp_without_userbuffers: bool = _during(until="0.17")
+    """The projection of MTP layers has no name of a buffer for overlapped tensor parallelism (`TEColumnParallelLinear`)."""
     latent_gradients_never: bool = _during(until="0.17")
     """Delayed weight gradients of latent projections are never computed (`MoELayer.backward_dw`)."""
     uniform_groups_complete: bool = _during(since="0.10", until="0.17")

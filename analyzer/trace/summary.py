@@ -107,13 +107,7 @@ def summarize(events: Iterable[Event]) -> Recorded:
             if block is not None:
                 block.role = event.role
         elif isinstance(event, CollectiveEvent):
-            if event.kind == "recv" and event.group in ("pp", "world"):
-                _receive(state, event.bytes)
-            if event.size == 1 or event.kind == "recv":
-                continue  # nothing is sent, or the sender counts it
-            # with interleaved stages on two ranks, one direction uses the world communicator (p2p_communication.py)
-            group = "pp" if event.kind == "send" and event.group == "world" else event.group
-            state.collectives[CollectiveKey(event.kind, group, prod(event.shape), event.dtype)] += 1
+            _communicate(state, event)
         elif isinstance(event, KernelEvent) and state.stack and state.stack[-1].phase in ("forward", "backward", "recompute"):
             state.kernels[event.call] += 1
     if state.iteration >= 0:
@@ -128,6 +122,17 @@ def summarize(events: Iterable[Event]) -> Recorded:
         optimizer=roles["optimizer"],
         failed=state.failed,
     )
+
+
+def _communicate(state: _State, event: CollectiveEvent) -> None:
+    """Count a collective or message where it is sent."""
+    if event.kind == "recv" and event.group in ("pp", "world"):
+        _receive(state, event.bytes)
+    if event.size == 1 or event.kind == "recv":
+        return  # nothing is sent, or the sender counts it
+    # with interleaved stages on two ranks, one direction uses the world communicator (p2p_communication.py)
+    group = "pp" if event.kind == "send" and event.group == "world" else event.group
+    state.collectives[CollectiveKey(event.kind, group, prod(event.shape), event.dtype)] += 1
 
 
 def _receive(state: _State, size: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from analyzer.specs.job import TrainingJob
 from analyzer.specs.parallel import ParallelSpec
-from analyzer.specs.release import is_before
+from analyzer.specs.release_changes import core_failures
 from analyzer.specs.rules.violation import Violation, multiple_near
 from analyzer.specs.training import BatchSpec
 
@@ -48,14 +48,8 @@ def feature_violations(job: TrainingJob) -> Iterator[Violation]:
     parallel, recompute = job.parallel, job.recompute
     if recompute.distribute_saved_activations:
         yield from _distributed_activations(job)
-    if job.flags.tp_comm_overlap and parallel.tensor == 1:
-        why = "needs tensor parallelism: with one tensor-parallel rank Megatron turns sequence parallelism off"
-        yield Violation(("tp_comm_overlap",), why, "use --tensor-model-parallel-size 2 or more, or leave it out")
-    elif job.flags.tp_comm_overlap and not parallel.sequence_parallel:
-        yield Violation(("tp_comm_overlap",), "needs sequence parallelism", "add --sequence-parallel, or leave it out")
-    if job.flags.tp_comm_overlap and job.model.mtp_num_layers and is_before(job.megatron, "0.17"):
-        # the projection of MTP layers has no buffer name (`TEColumnParallelLinear`)
-        yield Violation(("tp_comm_overlap",), "is not supported with MTP layers in this release", "leave it out")
+    if job.flags.tp_comm_overlap:
+        yield from _overlapped_tensor_parallelism(job)
     if job.flags.defer_embedding_wgrad and parallel.pipeline == 1:
         yield Violation(
             ("defer_embedding_wgrad_compute",),
@@ -65,11 +59,7 @@ def feature_violations(job: TrainingJob) -> Iterator[Violation]:
     if job.flags.overlap_moe_expert_parallel_comm:
         yield from _overlapped_microbatches(job)
     if job.activation_offload is not None and job.activation_offload.layers:
-        named = ("cpu_offloading_num_layers",)
-        if parallel.pipeline > 1:
-            yield Violation(named, "cannot be used with a pipeline", "use --pipeline-model-parallel-size 1, or leave it out")
-        if recompute.granularity is not None:
-            yield Violation(named, "cannot be used with recomputation", "leave --recompute-granularity out")
+        yield from _offloaded_layers(job)
     if job.graphs is not None and recompute.granularity == "full" and job.graphs.scope != ("full_iteration",):
         yield Violation(
             ("cuda_graph_impl",),
@@ -100,6 +90,25 @@ def _distributed_activations(job: TrainingJob) -> Iterator[Violation]:
         yield Violation(named, "needs full recomputation", "use --recompute-granularity full, or leave it out")
     if job.parallel.sequence_parallel:
         yield Violation(named, "contradicts --sequence-parallel, which distributes them already", "leave it out")
+
+
+def _overlapped_tensor_parallelism(job: TrainingJob) -> Iterator[Violation]:
+    named = ("tp_comm_overlap",)
+    if job.parallel.tensor == 1:
+        why = "needs tensor parallelism: with one tensor-parallel rank Megatron turns sequence parallelism off"
+        yield Violation(named, why, "use --tensor-model-parallel-size 2 or more, or leave it out")
+    elif not job.parallel.sequence_parallel:
+        yield Violation(named, "needs sequence parallelism", "add --sequence-parallel, or leave it out")
+    if job.model.mtp_num_layers and core_failures(job.megatron).mtp_without_userbuffers:
+        yield Violation(named, "is not supported with MTP layers in this release", "leave it out")
+
+
+def _offloaded_layers(job: TrainingJob) -> Iterator[Violation]:
+    named = ("cpu_offloading_num_layers",)
+    if job.parallel.pipeline > 1:
+        yield Violation(named, "cannot be used with a pipeline", "use --pipeline-model-parallel-size 1, or leave it out")
+    if job.recompute.granularity is not None:
+        yield Violation(named, "cannot be used with recomputation", "leave --recompute-granularity out")
 
 
 def _overlapped_microbatches(job: TrainingJob) -> Iterator[Violation]:
