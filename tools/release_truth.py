@@ -45,6 +45,7 @@ CORE: Final = {
     "caches_dummies": Line("get_dummy_wgrad", f"{_C}/tensor_parallel/layers.py"),
     "copies_recomputed": Line(r"\.copy_\(", f"{_C}/tensor_parallel/random.py", since="0.12.0"),
     "copies_logits": Line("vocab_parallel_logits = vocab_parallel_logits - logits_max", f"{_C}/tensor_parallel/cross_entropy.py"),
+    "few_query_groups": Line("num_query_groups < world_size", f"{_C}/transformer/attention.py"),
     "glu_offset": Line("glu_linear_offset", f"{_C}/transformer/mlp.py"),
     "router_in_te": Line("def te_general_gemm", f"{_C}/extensions/transformer_engine.py"),
     "router_needs_workspace": Line(r"workspace=get_workspace\(\)", f"{_C}/extensions/transformer_engine.py", since="0.13.0"),
@@ -75,6 +76,7 @@ CORE: Final = {
     "chained_optimizers_count_zeros": Line(r"num_zeros_in_grad = self\.count_zeros\(\)$", f"{_C}/optimizer/optimizer.py"),
     "muon_compares_groups": Line(r"\.remove\(", f"{_C}/optimizer/muon.py"),
     "layer_wise_receives_own": Line(r"gather_list\.append\(src\)", f"{_C}/optimizer/layer_wise_optimizer.py", False, True),
+    "has_layer_wise_layout": Line("use_layer_wise_param_layout", "megatron"),
     "fsdp_gradients_in_fp32": Line(
         "if ddp_config.grad_reduce_in_fp32", f"{_C}/distributed/fsdp/mcore_fsdp_adapter.py", since="0.17.0"
     ),
@@ -83,6 +85,9 @@ CORE: Final = {
     ),
     "fsdp_meshes_of_instances": Line("def _get_hsdp_tp_mesh", f"{_C}/distributed/fsdp/mcore_fsdp_adapter.py"),
     "fsdp_expert_instances": Line("hybrid_fsdp_expt_group", f"{_C}/distributed/fsdp/mcore_fsdp_adapter.py"),
+    "fsdp_marks_all_modules": Line(
+        "for sub_module in root_module.modules", f"{_C}/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py"
+    ),
     "legacy_interleaving": Line("microbatch_group_size_per_vp_stage", f"{_C}/pipeline_parallel/schedules.py", False, True),
     "flops_of_experts": Line("def moe_layer_flops", "megatron/training/training.py"),
     "flops_of_depths": Line(r"vocab_size \* \(1 \+ mtp_num_layers\)", "megatron/training/training.py"),

@@ -61,6 +61,8 @@ class CoreBehavior(Behavior):
     storage refer to the recomputed memory (`CheckpointWithoutOutput._recompute`, tensor_parallel/random.py)."""
     copies_logits: bool = _during(until="0.8")
     """The cross entropy subtracts the maximum into a new tensor (tensor_parallel/cross_entropy.py)."""
+    few_query_groups: bool = _during(since="0.16")
+    """There may be fewer query groups than tensor-parallel ranks (transformer/attention.py)."""
     glu_offset: bool = _during(since="0.15")
     """An offset is added to the linear half of an unfused gated activation, even if it is 0 (transformer/mlp.py)."""
 
@@ -128,6 +130,9 @@ class CoreBehavior(Behavior):
     layer_wise_receives_own: bool = _during(until="0.17")
     """A rank of the layer-wise optimizer also receives its own parameters (`LayerWiseDistributedOptimizer.allgather_params`)."""
 
+    has_layer_wise_layout: bool = _during(since="0.18")
+    """The option `--use-layer-wise-param-layout` exists."""
+
     # FSDP
     fsdp_gradients_in_fp32: bool = _during(until="0.19")
     """`--accumulate-allreduce-grads-in-fp32`, on by default with bf16, overrides the gradient types of Megatron-FSDP. Later only
@@ -140,6 +145,10 @@ class CoreBehavior(Behavior):
     """Megatron-FSDP has a mesh over optimizer instances (the same file)."""
     fsdp_expert_instances: bool = _during(since="0.17")
     """It has such a mesh for experts too (the same file)."""
+
+    fsdp_marks_all_modules: bool = _during(since="0.18")
+    """In the backward Megatron-FSDP marks all modules, not only its units: those outside layers do not prefetch layers in every
+    forward, and stay unsharded (`_root_pre_backward`, distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py)."""
 
     # time
     legacy_interleaving: bool = _during(until="0.10")
@@ -170,6 +179,8 @@ class CoreFailures(Behavior):
     """MTP layers of overlapped microbatches need experts (`build_mtp_layer_callables`)."""
     final_norm_unreduced: bool = _during(since="0.16", until="0.20")
     """A final norm that overlapped microbatches skip has no gradient to reduce (`submodule_combine_forward`)."""
+    gates_of_few_groups: bool = _during(until="0.17")
+    """With fewer query groups than tensor-parallel ranks, output gates are not sliced like queries (transformer/attention.py)."""
     mtp_without_userbuffers: bool = _during(until="0.17")
     """The projection of MTP layers has no name of a buffer for overlapped tensor parallelism (`TEColumnParallelLinear`)."""
     latent_gradients_never: bool = _during(until="0.17")

@@ -62,8 +62,8 @@ def fsdp_spec(
         double_buffer=switched_on(arguments, "fsdp_double_buffer") or switched_on(arguments, "nccl_ub"),
         starts_from_meta=switched_on(arguments, "init_model_with_meta_device"),
         moments_from_start=_loads_optimizer(arguments),
-        outside_layers_prefetches=not since(arguments, "0.18"),
-        outside_layers_stay=since(arguments, "0.18"),
+        outside_layers_prefetches=not core.fsdp_marks_all_modules,
+        outside_layers_stay=core.fsdp_marks_all_modules,
     )
 
 

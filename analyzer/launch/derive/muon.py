@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import option, positive, since, switched_on, text
 from analyzer.specs import OPTIMIZERS, MuonSpec, OptimizerSpec
+from analyzer.specs.release_changes import core_behavior
 from analyzer.specs.rules.violation import multiple_near
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ FORMATS = ("torch", "torch_dist")
 def muon_spec(arguments: Arguments) -> MuonSpec:
     """The settings of Muon. Raises InputError for what Megatron refuses."""
     layer_wise = _is_layer_wise(arguments)
-    aligned = layer_wise and since(arguments, "0.18") and bool(arguments.get("use_layer_wise_param_layout", True))
+    has_layout = core_behavior(arguments.release).has_layer_wise_layout
+    aligned = layer_wise and has_layout and bool(arguments.get("use_layer_wise_param_layout", True))
     _check_overlap(arguments, layer_wise=layer_wise, aligned=aligned)
     _check_companions(arguments)
     return MuonSpec(

@@ -14,8 +14,8 @@ from analyzer.launch.derive.dropped_layers import drops_layers, splits_layers
 from analyzer.launch.options.catalogue import OLDEST, PREFERRED, Catalogue
 from analyzer.launch.options.megatron_parser import assumed_release, find_checkout, load_table, release_of
 from analyzer.launch.options.option_table import OptionTable
-from analyzer.specs.release import describe, minor, release_number
-from analyzer.specs.rules.model import FEW_GROUPS_FROM
+from analyzer.specs.release import describe, minor
+from analyzer.specs.release_changes import core_behavior
 
 _ANY_RELEASE: Final = {*NO_EFFECT, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"}
 """Dests that do not show the release of a fork: they have no effect, or the same in all releases."""
@@ -122,7 +122,7 @@ def _refused_size(reading: Reading, release: str, releases: Sequence[str]) -> st
         return "--num-layers"
     groups, tensor = reading.values.get("num_query_groups"), reading.values.get("tensor_model_parallel_size")
     few = isinstance(groups, int) and isinstance(tensor, int) and groups < tensor
-    return "--num-query-groups" if few and release_number(release) < FEW_GROUPS_FROM else None
+    return "--num-query-groups" if few and not core_behavior(release).few_query_groups else None
 
 
 def _assumption(release: str, excluded: str, *, choice: Choice, fork: ForkGuess | None) -> str:

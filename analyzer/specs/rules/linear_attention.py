@@ -12,6 +12,7 @@ from typing import Final
 from analyzer.specs.job import TrainingJob
 from analyzer.specs.model import LinearAttentionSpec
 from analyzer.specs.release import is_before
+from analyzer.specs.release_changes import core_failures
 from analyzer.specs.rules.violation import Violation
 
 _LEAVE: Final = "leave it out"
@@ -34,7 +35,7 @@ def linear_attention_violations(job: TrainingJob) -> Iterator[Violation]:
 def _gates_of_few_groups(job: TrainingJob) -> Iterator[Violation]:
     """With fewer groups than ranks, queries are sliced and gates are not, so that their product fails. Fixed in 0.17."""
     few = job.model.mla is None and job.model.num_query_groups < job.parallel.tensor
-    if job.model.output_gate and few and is_before(job.megatron, "0.17"):
+    if job.model.output_gate and few and core_failures(job.megatron).gates_of_few_groups:
         yield Violation(
             ("attention_output_gate",),
             f"fails in this release with fewer query groups ({job.model.num_query_groups}) than tensor-parallel ranks",

@@ -6,17 +6,13 @@ Source: `validate_args`, `TransformerConfig.__post_init__` and the layers that c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from analyzer.specs.model import ModelSpec
 from analyzer.specs.moe import MoeSpec
 from analyzer.specs.option_names import flag_of
 from analyzer.specs.parallel import ParallelSpec
-from analyzer.specs.release import release_number
+from analyzer.specs.release_changes import core_behavior
 from analyzer.specs.rules.violation import Violation, multiple_near
-
-FEW_GROUPS_FROM: Final = (0, 16)
-"""Release that first accepts fewer query groups than tensor-parallel ranks."""
 
 
 def model_violations(model: ModelSpec, parallel: ParallelSpec, *, megatron: str) -> Iterator[Violation]:
@@ -24,7 +20,7 @@ def model_violations(model: ModelSpec, parallel: ParallelSpec, *, megatron: str)
     t = parallel.tensor
     yield from _divided("num_attention_heads", f"{model.num_attention_heads} heads", model.num_attention_heads, t)
     groups = model.num_query_groups
-    few_allowed = release_number(megatron) >= FEW_GROUPS_FROM
+    few_allowed = core_behavior(megatron).few_query_groups
     if model.mla is None and groups % t and (t % groups or not few_allowed):
         best = max(size for size in range(1, t) if groups % size == 0 or (few_allowed and size % groups == 0))
         yield Violation(
