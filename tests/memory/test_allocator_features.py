@@ -5,6 +5,8 @@ Sizes are worked out by hand from the options. What Megatron-LM's own code reque
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, CachingAllocator
@@ -12,7 +14,7 @@ from analyzer.memory.allocator.fsdp_states import GATHER_STREAM, REDUCE_STREAM
 from analyzer.memory.allocator.iterations import RELOAD_STREAM, ReplayedIteration
 from analyzer.memory.allocator.of_rank import phases_of, states_of
 from analyzer.memory.allocator.replay import fragmentation
-from analyzer.memory.allocator.script import STREAM_BITS, Action, Script, script
+from analyzer.memory.allocator.script import STREAM_BITS, Action, ChunkScript, script
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.device_overhead import FRAGMENTATION, RARE_FRAGMENTATION, REPLAYED, SIMULATED, reserved_range
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
@@ -58,6 +60,7 @@ class Recorded(CachingAllocator):
         super().__init__()
         self.requested: list[tuple[int, int]] = []
         self.held: dict[int, int] = {}
+        self._combines = False  # every request is a call of `malloc`
 
     def malloc(self, bytes: int, *, stream: int = 0) -> int:
         address = super().malloc(bytes, stream=stream)
@@ -69,9 +72,9 @@ class Recorded(CachingAllocator):
         del self.held[address]
         super().free(address)
 
-    def malloc_permanent(self, bytes: int, count: int) -> None:
-        for _ in range(count):
-            self.malloc(bytes)
+    def free_all(self, addresses: Iterable[int]) -> None:
+        for address in addresses:
+            self.free(address)
 
 
 def on_streams(actions: tuple[Action, ...]) -> set[int]:
@@ -208,7 +211,7 @@ def test_fsdp2_shards_unit_by_unit() -> None:
 )
 def test_streams(line: str, streams: set[int]) -> None:
     """Gathered parameters, tensors copied back from the host, and exchanged tokens are not on the stream of the computation."""
-    written: list[Script] = [each for iteration in iterations(job_of(f"{FLASH} {line}")) for each in iteration.scripts]
+    written: list[ChunkScript] = [each for iteration in iterations(job_of(f"{FLASH} {line}")) for each in iteration.scripts]
     assert set().union(*(on_streams(each.forward) | on_streams(each.backward) for each in written)) == streams
 
 

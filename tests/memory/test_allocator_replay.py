@@ -13,7 +13,7 @@ from analyzer.memory.allocator.iterations import ReplayedIteration
 from analyzer.memory.allocator.model_states import ModelStates
 from analyzer.memory.allocator.replay import fragmentation
 from analyzer.memory.allocator.replicas import FIRST
-from analyzer.memory.allocator.script import TEMPORARY, Action, script
+from analyzer.memory.allocator.script import NONE, TEMPORARY, Action, script
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.order import iteration_of
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
@@ -68,7 +68,7 @@ def test_every_allocated_block_is_freed_once(recompute: str, moe: bool, t: int, 
     run(written.forward)
     assert sum(held.values()) == large(tree)
     saved = dict(held)
-    run(written.release)
+    run(tuple((0, slot, NONE) for slot in written.saved))
     assert not held
     held.update(saved)
     run(written.backward)

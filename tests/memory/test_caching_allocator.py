@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.memory.allocator.caching_allocator import CAPTURES, SIDE_STREAM, CachingAllocator, OutOfMemory, Temporaries
+from analyzer.memory.allocator.runner import ScriptAllocator
+from analyzer.memory.allocator.script import NONE, TEMPORARY, Action, request
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.units import KIB, MIB
 
@@ -273,6 +275,158 @@ def test_equal_tensors_that_stay_are_allocated_like_separate_ones(
         for size in later:
             allocator.malloc(size)
     assert _figures(combined) == _figures(separate)
+
+
+class Direct:
+    """The large pool with the default settings, as a list of the blocks of each segment, without indices of free blocks."""
+
+    def __init__(self) -> None:
+        self.segments: list[list[tuple[int, int]]] = []
+        """For each segment, in the order of their addresses, the sizes of its blocks with what was requested; 0 if free."""
+        self.peak_allocated = self.peak_reserved = self.unrequested_at_peak = 0
+
+    @property
+    def figures(self) -> tuple[int, ...]:
+        blocks = [block for blocks in self.segments for block in blocks]
+        allocated = sum(size for size, requested in blocks if requested)
+        unrequested = sum(size - requested for size, requested in blocks if requested)
+        reserved = sum(size for size, _ in blocks)
+        self.peak_reserved = max(self.peak_reserved, reserved)
+        if allocated > self.peak_allocated:
+            self.peak_allocated, self.unrequested_at_peak = allocated, unrequested
+        return allocated, reserved, self.peak_allocated, self.peak_reserved, unrequested, self.unrequested_at_peak
+
+    def malloc(self, bytes: int) -> tuple[int, int]:
+        """Return the segment and the offset of the block."""
+        requested = -(-bytes // 512) * 512
+        fits = [
+            (size, segment, index)
+            for segment, blocks in enumerate(self.segments)
+            for index, (size, held) in enumerate(blocks)
+            if not held and size >= requested
+        ]
+        if not fits:
+            self.segments.append([(20 * MIB if requested < 10 * MIB else -(-requested // (2 * MIB)) * 2 * MIB, 0)])
+            fits = [(self.segments[-1][0][0], len(self.segments) - 1, 0)]
+        size, segment, index = min(fits)
+        rest = size - requested
+        split = [(requested, requested), (rest, 0)] if rest > MIB else [(size, requested)]
+        self.segments[segment][index : index + 1] = split
+        return segment, sum(size for size, _ in self.segments[segment][:index])
+
+    def free(self, block: tuple[int, int]) -> None:
+        segment, offset = block
+        merged: list[tuple[int, int]] = []
+        start = 0
+        for size, held in self.segments[segment]:
+            free = not held or start == offset
+            start += size
+            if free and merged and not merged[-1][1]:
+                merged[-1] = merged[-1][0] + size, 0
+            else:
+                merged.append((size, 0 if free else held))
+        self.segments[segment] = merged
+
+    def run(self, actions: list[Action], blocks: dict[int, tuple[int, int]]) -> None:
+        """Run the actions one request after another."""
+        for size, slot, temporaries in actions:
+            if size:
+                blocks[slot] = self.malloc(size)
+            elif slot != TEMPORARY:
+                self.free(blocks.pop(slot))
+            else:
+                held = []
+                for each in temporaries.sizes:
+                    held.append(self.malloc(each))
+                    assert self.figures
+                for block in held:
+                    self.free(block)
+            assert self.figures
+
+
+LARGE = st.integers(MIB + 1, 40 * MIB) | st.sampled_from([2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 20 * MIB, 32 * MIB])
+"""Sizes that use the large pool."""
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> list[Action]:
+    """Draw actions on the first stream: requests of few sizes, so that blocks are used again, frees, and temporary tensors."""
+    sizes = draw(st.lists(LARGE, min_size=1, max_size=5))
+    size, live, slots = st.sampled_from(sizes), list[int](), itertools.count()
+    actions: list[Action] = []
+    for kind in draw(st.lists(st.sampled_from(["allocate", "allocate", "free", "temporary"]), max_size=50)):
+        if kind == "allocate":
+            live.append(next(slots))
+            actions.append((draw(size), live[-1], NONE))
+        elif kind == "temporary":
+            actions.append((0, TEMPORARY, Temporaries.of(draw(st.lists(size, min_size=1, max_size=4)))))
+        elif live:
+            actions.append((0, live.pop(draw(st.integers(0, len(live) - 1))), NONE))
+    return actions
+
+
+@given(actions=scripts(), kept=LARGE, count=st.integers(1, 6), permanent=st.booleans())
+def test_a_script_has_the_result_of_its_requests_one_after_another(
+    actions: list[Action], kept: int, count: int, permanent: bool
+) -> None:
+    """Also requests of equal size that are computed together, and what is freed together."""
+    allocator, direct = ScriptAllocator(), Direct()
+    slots, blocks = [0] * len(actions), dict[int, tuple[int, int]]()
+    allocator.run(actions, slots)
+    direct.run(actions, blocks)
+    assert _figures(allocator) == direct.figures
+    if permanent:
+        allocator.malloc_permanent(kept, count)
+        direct.run([(kept, -2, NONE)] * count, {})
+        held, of_direct = [], []
+    else:
+        held = allocator.malloc_each(kept, count)
+        of_direct = [direct.malloc(kept) for _ in range(count) if direct.figures]
+    assert _figures(allocator) == direct.figures
+    allocator.free_all([*held, *(slots[slot] for slot in blocks)])
+    for block in (*of_direct, *blocks.values()):
+        direct.free(block)
+    assert _figures(allocator) == direct.figures
+    allocator.run(actions, slots)
+    direct.run(actions, {})
+    assert _figures(allocator) == direct.figures
+
+
+@given(actions=scripts(), copied=LARGE, more=LARGE | st.just(0), twice=st.booleans(), count=st.integers(1, 8))
+def test_blocks_beside_a_temporary_tensor_are_those_of_separate_requests(
+    actions: list[Action], copied: int, more: int, twice: bool, count: int
+) -> None:
+    allocator, direct = ScriptAllocator(), Direct()
+    kept = 2 * copied if twice else copied + more
+    allocator.run(actions, [0] * len(actions))
+    direct.run(actions, {})
+    allocator.malloc_copies(copied, kept, count)
+    for _ in range(count):
+        direct.run([(copied, 0, NONE), (kept, 1, NONE), (0, 0, NONE)], {})
+    assert _figures(allocator) == direct.figures
+    allocator.run(actions, [0] * len(actions))
+    direct.run(actions, {})
+    assert _figures(allocator) == direct.figures
+
+
+@given(actions=scripts(), streams=st.lists(st.integers(0, 3), min_size=50, max_size=50), empty=st.booleans())
+def test_a_script_runs_alike_with_and_without_combined_requests(actions: list[Action], streams: list[int], empty: bool) -> None:
+    """With requests on several streams. A limit that is never reached switches off what is computed together."""
+    both = (ScriptAllocator(), ScriptAllocator(capacity_bytes=1 << 50))
+    listed = [
+        (request(size, stream) if size else 0, slot, each) for (size, slot, each), stream in zip(actions, streams, strict=False)
+    ]
+    kept = {slot for size, slot, _ in listed if size} - {slot for size, slot, _ in listed if not size}
+    for allocator in both:
+        slots = [0] * len(actions)
+        allocator.run(listed, slots)
+        if empty:
+            allocator.empty_cache()
+        allocator.switch_stream()
+        allocator.free_all(slots[slot] for slot in sorted(kept)[::2])
+        allocator.run([(0, slot, NONE) for slot in sorted(kept)[1::2]], slots)
+        allocator.run(listed, slots)
+    assert _figures(both[0]) == _figures(both[1])
 
 
 def _figures(allocator: CachingAllocator) -> tuple[int, ...]:

@@ -33,8 +33,11 @@ SIDE_STREAM: Final = 1
 CAPTURES: Final = 4
 """The identifier of the stream of captures. Its pool stands for the private pool of CUDA graphs, whose segments are not returned to
 CUDA while the graphs exist (`release_cached_blocks`)."""
-_ADDRESS_BITS: Final = 62
+ADDRESS_BITS: Final = 62
 """Addresses are below 2 to this power."""
+ADDRESS: Final = (1 << ADDRESS_BITS) - 1
+POOL_BITS: Final = 48
+"""The addresses of a pool begin with its number, shifted by this."""
 
 
 class OutOfMemory(Exception):
@@ -64,66 +67,83 @@ class Temporaries(NamedTuple):
         return cls(sizes, sum(sizes), most, all(abs(size) > SMALL_SIZE for size in blocks), aside, sum(aside))
 
 
-class _Block:
-    """A contiguous part of a segment. `before` and `after` are the adjacent blocks of the segment."""
-
-    __slots__ = ("address", "after", "before", "free", "pool", "size", "unrequested")
-
-    def __init__(self, pool: _Pool, address: int, size: int) -> None:
-        self.pool = pool
-        self.address = address
-        self.size = size
-        self.unrequested = 0
-        """Bytes in excess of the request, while the block is in use."""
-        self.free = False
-        self.before: _Block | None = None
-        self.after: _Block | None = None
+def segment_size(size: int) -> int:
+    """The size of the segment for a block."""
+    if size <= SMALL_SIZE:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < MIN_LARGE_ALLOCATION else round_up(size, ROUND_LARGE)
 
 
 class _Pool:
-    """The free blocks of one pool (small or large) and one stream, in the order of size and address."""
+    """The free blocks of one pool (small or large) and one stream. No two of them are adjacent."""
 
-    __slots__ = ("always_splits", "blocks", "expandable", "keys", "small", "tail")
+    __slots__ = ("always_splits", "end", "ending", "expandable", "keys", "page", "segments", "small", "starting")
 
-    def __init__(self, *, small: bool, expandable: bool) -> None:
+    def __init__(self, first: int, *, small: bool, expandable: bool) -> None:
+        """`first`: the lowest address of the pool."""
         self.small = small
         self.expandable = expandable
+        self.page = SMALL_SEGMENT if small else LARGE_SEGMENT
+        """By how many bytes an expandable segment grows."""
         self.always_splits = small or expandable
         """False for the large pool without expandable segments, whose blocks are not split if 1 MiB or less would remain."""
         self.keys: list[int] = []
-        """The keys of the free blocks, sorted: the size, shifted by `_ADDRESS_BITS`, plus the address."""
-        self.blocks: dict[int, _Block] = {}
-        """Free blocks by key."""
-        self.tail: _Block | None = None
-        """The last block of the expandable segment."""
+        """The keys of the free blocks, sorted: the size, shifted by `ADDRESS_BITS`, plus the address."""
+        self.starting: dict[int, int] = {}
+        """The sizes of the free blocks by their addresses."""
+        self.ending: dict[int, int] = {}
+        """The same by the addresses after their last bytes."""
+        self.end = first
+        """The address after the expandable segment, or that of the next segment."""
+        self.segments: dict[int, int] = {}
+        """The sizes of the segments by their addresses, without expandable ones and those that are never freed."""
 
-    def add(self, block: _Block) -> None:
-        block.free = True
-        key = (block.size << _ADDRESS_BITS) + block.address
-        self.blocks[key] = block
-        insort(self.keys, key)
+    def add(self, address: int, size: int) -> None:
+        """Adds a free block that has no free neighbours."""
+        self.starting[address] = self.ending[address + size] = size
+        insort(self.keys, (size << ADDRESS_BITS) + address)
 
-    def remove(self, block: _Block) -> None:
-        block.free = False
-        key = (block.size << _ADDRESS_BITS) + block.address
-        del self.blocks[key]
-        keys = self.keys
-        del keys[bisect_left(keys, key)]
+    def remove(self, address: int, size: int) -> None:
+        """Removes a free block."""
+        del self.starting[address], self.ending[address + size]
+        del self.keys[bisect_left(self.keys, (size << ADDRESS_BITS) + address)]
+
+    def merge(self, address: int, size: int) -> None:
+        """Adds a free block, merged with its free neighbours."""
+        keys, starting, ending = self.keys, self.starting, self.ending
+        end = address + size
+        if address in ending:
+            before = ending.pop(address)
+            address -= before
+            del keys[bisect_left(keys, (before << ADDRESS_BITS) + address)]
+        if end in starting:
+            after = starting.pop(end)
+            del keys[bisect_left(keys, (after << ADDRESS_BITS) + end)]
+            end += after
+        size = end - address
+        starting[address] = ending[end] = size
+        insort(keys, (size << ADDRESS_BITS) + address)
 
     @property
     def largest(self) -> int:
         """The size of the largest free block; 0 if there is none."""
-        return self.keys[-1] >> _ADDRESS_BITS if self.keys else 0
+        return self.keys[-1] >> ADDRESS_BITS if self.keys else 0
 
-    def best_fit(self, size: int) -> _Block | None:
-        """The smallest free block of at least `size` bytes, at the lowest address; None if there is none.
+    @property
+    def growing(self) -> int:
+        """The size of the free block at the end of the expandable segment; 0 if there is none."""
+        return self.ending.get(self.end, 0)
+
+    def best_fit(self, size: int) -> tuple[int, int] | None:
+        """Address and size of the smallest free block of at least `size` bytes, at the lowest address; None if there is none.
 
         The last block of an expandable segment counts as unlimited, because it can grow.
         """
-        for key in self.keys[bisect_left(self.keys, size << _ADDRESS_BITS) :]:
-            block = self.blocks[key]
-            if block is not self.tail or key == self.keys[-1]:
-                return block
+        place = bisect_left(self.keys, size << ADDRESS_BITS)
+        for key in self.keys[place : place + 2]:
+            address, found = key & ADDRESS, key >> ADDRESS_BITS
+            if not (self.expandable and address + found == self.end) or key == self.keys[-1]:
+                return address, found
         return None
 
 
@@ -139,11 +159,15 @@ class CachingAllocator:
         self._limited = capacity_bytes < UNLIMITED
         self._combines = self._splits_all and not settings.divisions and not settings.expandable_segments and not self._limited
         """Whether several requests may be computed together."""
-        self._large = _Pool(small=False, expandable=settings.expandable_segments)
+        self._numbered: list[_Pool] = []
+        """The pools by their numbers."""
+        self._pools: dict[tuple[bool, int], _Pool] = {}
+        self._large = self._pool(LARGE_SEGMENT, 0)
         """The large pool of the stream of the computation."""
-        self._pools: dict[tuple[bool, int], _Pool] = {(False, 0): self._large}
-        self._in_use: dict[int, _Block] = {}
-        self._next_segment = LARGE_SEGMENT
+        self._in_use: dict[int, int] = {}
+        """The sizes of the blocks in use by their addresses."""
+        self._unrequested: dict[int, int] = {}
+        """Of those that are larger than their requests, the bytes in excess."""
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
@@ -165,66 +189,147 @@ class CachingAllocator:
         if self._divisions:
             size = rounded(size, self._divisions)
         pool = self._pools.get((size <= SMALL_SIZE, stream)) or self._pool(size, stream)
-        keys, key = pool.keys, size << _ADDRESS_BITS
-        block: _Block | None = None
+        keys, key = pool.keys, size << ADDRESS_BITS
+        found: tuple[int, int] | None = None
         if keys and keys[-1] >= key:  # most requests of a new model are larger than every free block
-            if self._splits_all and pool.tail is None:
-                block = pool.blocks.pop(keys.pop(bisect_left(keys, key)))
-                block.free = False
+            if self._splits_all and not pool.expandable:
+                key = keys.pop(bisect_left(keys, key))
+                address, block = key & ADDRESS, key >> ADDRESS_BITS
+                found = address, block
+                del pool.starting[address], pool.ending[address + block]
             else:
-                block = self._free_block(pool, size)
-        if block is None:
-            block = self._grow(pool, size) if pool.expandable else self._segment(pool, size)
-        remaining = block.size - size
+                found = self._free_block(pool, size)
+        if found is None:
+            found = self._grow(pool, size) if pool.expandable else self._segment(pool, size)
+        address, block = found
+        remaining = block - size
         if remaining and (pool.always_splits or (remaining > SMALL_SIZE and size < self._max_split)):
-            self._split(block, size)
-            remaining = 0
-        address = block.address
+            pool.add(address + size, remaining)
+            block, remaining = size, 0
         self._in_use[address] = block
         unrequested = size - requested + remaining
-        block.unrequested = unrequested
-        self.unrequested_bytes += unrequested
-        self.allocated_bytes = allocated = self.allocated_bytes + size + remaining
+        if unrequested:
+            self._unrequested[address] = unrequested
+            self.unrequested_bytes += unrequested
+        self.allocated_bytes = allocated = self.allocated_bytes + block
         if allocated > self.peak_allocated_bytes:
             self.peak_allocated_bytes, self.unrequested_at_peak_bytes = allocated, self.unrequested_bytes
         return address
 
     def free(self, address: int) -> None:
         """Frees an address that `malloc` returned. Raises KeyError for any other address."""
-        block = self._in_use.pop(address)
-        self.allocated_bytes -= block.size
-        self.unrequested_bytes -= block.unrequested
-        pool = block.pool
-        before, after = block.before, block.after
-        if before is not None and before.free:
-            pool.remove(before)
-            self._merge(block, before)
-        if after is not None and after.free:
-            pool.remove(after)
-            self._merge(block, after)
-        pool.add(block)
+        size = self._in_use.pop(address)
+        self.allocated_bytes -= size
+        if address in self._unrequested:
+            self.unrequested_bytes -= self._unrequested.pop(address)
+        self._numbered[address >> POOL_BITS].merge(address, size)
 
-    def malloc_permanent(self, bytes: int, count: int) -> None:
-        """Allocates `bytes` `count` times. The blocks cannot be freed.
+    def free_all(self, addresses: Iterable[int]) -> None:
+        """Frees these addresses. The result does not depend on their order."""
+        start = end = -1
+        for address in sorted(addresses):
+            size = self._in_use.pop(address)
+            self.allocated_bytes -= size
+            if address in self._unrequested:
+                self.unrequested_bytes -= self._unrequested.pop(address)
+            if address != end:
+                self._freed(start, end)
+                start = address
+            end = address + size
+        self._freed(start, end)
+
+    def _freed(self, start: int, end: int) -> None:
+        """Adds what is free from `start` to `end`, if that is not empty."""
+        if start < end:
+            self._numbered[start >> POOL_BITS].merge(start, end - start)
+
+    def malloc_each(self, bytes: int, count: int, *, stream: int = 0) -> list[int]:
+        """Allocates `bytes` `count` times and returns the addresses.
 
         The result is that of `count` calls of `malloc`. It is faster if each block needs a separate segment.
         """
-        size = (bytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
-        length = round_up(size, ROUND_LARGE)
-        remaining = length - size
+        length = 0 if stream or count == 1 else self._length_of_each(bytes, self._large.largest)
+        if not length:
+            return [self.malloc(bytes, stream=stream) for _ in range(count)]
+        first = self._large.end
+        self._segments(bytes, length, count)
+        addresses = list(range(first, self._large.end, length + LARGE_SEGMENT))
+        self._large.segments.update(dict.fromkeys(addresses, length))
+        self._in_use.update(dict.fromkeys(addresses, length))
+        if length > (size := round_up(bytes, MIN_BLOCK)):
+            self._unrequested.update(dict.fromkeys(addresses, length - size))
+        return addresses
+
+    def malloc_permanent(self, bytes: int, count: int) -> None:
+        """The same for blocks that cannot be freed. It is also faster if there are free blocks of this size."""
+        count -= self._taken(bytes, count)
         while count:
-            largest = self._large.largest
-            if size < MIN_LARGE_ALLOCATION or remaining > SMALL_SIZE or largest >= size or not self._combines:
-                self.malloc(bytes)
-                count -= 1
-                continue
-            self._next_segment += (length + LARGE_SEGMENT) * count
-            self._reserve(length * count)
-            self.unrequested_bytes += remaining * count
-            self.allocated_bytes += length * count
-            if self.allocated_bytes > self.peak_allocated_bytes:
-                self.peak_allocated_bytes, self.unrequested_at_peak_bytes = self.allocated_bytes, self.unrequested_bytes
-            return
+            length = self._length_of_each(bytes, self._large.largest)
+            if length:
+                self._segments(bytes, length, count)
+                return
+            self.malloc(bytes)
+            count -= 1
+
+    def malloc_copies(self, copied: int, bytes: int, count: int) -> None:
+        """Allocates `bytes` `count` times, each beside a temporary tensor of fewer bytes. The blocks cannot be freed.
+
+        The result is that of separate calls of `malloc` and `free`. It is faster if the temporary tensor gets the same block each
+        time, and each block is a free one of this size or needs a separate segment.
+        """
+        size, keys = round_up(bytes, MIN_BLOCK), self._large.keys
+        while count:
+            place = bisect_left(keys, copied << ADDRESS_BITS)
+            if place < len(keys):
+                block = keys[place] >> ADDRESS_BITS
+                if block <= size:
+                    count -= self._taken(bytes, count - 1, after=block == size)
+                others = keys[place - 1 : place] if place == len(keys) - 1 else keys[-1:]
+                length = self._length_of_each(bytes, max(block - copied, *(key >> ADDRESS_BITS for key in others), 0))
+                if length:
+                    self._segments(bytes, length, count - 1)
+                    count = 1
+            copy = self.malloc(copied)
+            self.malloc(bytes)
+            self.free(copy)
+            count -= 1
+
+    def _taken(self, bytes: int, count: int, *, after: bool = False) -> int:
+        """Allocates up to `count` free blocks of exactly this size, or of those `after` the first one. Returns how many."""
+        pool, size = self._large, round_up(bytes, MIN_BLOCK)
+        if not self._combines or size <= SMALL_SIZE:
+            return 0
+        first, end = (bisect_left(pool.keys, each << ADDRESS_BITS) for each in (size, size + 1))
+        first += after
+        keys = pool.keys[first : min(end, first + count)]
+        del pool.keys[first : first + len(keys)]
+        for key in keys:
+            address = key & ADDRESS
+            del pool.starting[address], pool.ending[address + size]
+        self._allocated(size * len(keys))
+        return len(keys)
+
+    def _length_of_each(self, bytes: int, largest: int) -> int:
+        """The size of the segments for blocks of `bytes` if each of any number of them needs a separate one without a rest; or 0.
+
+        `largest`: the size of the largest free block.
+        """
+        size = round_up(bytes, MIN_BLOCK)
+        length = round_up(size, ROUND_LARGE)
+        together = self._combines and size >= MIN_LARGE_ALLOCATION and length - size <= SMALL_SIZE and largest < size
+        return length if together else 0
+
+    def _segments(self, bytes: int, length: int, count: int) -> None:
+        """Allocates segments with one block each."""
+        self._large.end += (length + LARGE_SEGMENT) * count
+        self._reserve(length * count)
+        self.unrequested_bytes += (length - round_up(bytes, MIN_BLOCK)) * count
+        self._allocated(length * count)
+
+    def _allocated(self, bytes: int) -> None:
+        self.allocated_bytes += bytes
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes, self.unrequested_at_peak_bytes = self.allocated_bytes, self.unrequested_bytes
 
     def malloc_and_free(self, temporaries: Temporaries) -> None:
         """Allocates one block for each size, and then frees all of them in the same order.
@@ -247,36 +352,37 @@ class CachingAllocator:
             for address in addresses:
                 self.free(address)
             return
-        if not merged or (found := self._from_free_blocks(temporaries.sizes)) is None:
-            self._malloc_and_free_each(temporaries.sizes)
+        if not merged:
+            for address in [self.malloc(size) for size in temporaries.sizes]:
+                self.free(address)
             return
-        total, unrequested = found
+        total, unrequested = self._at_once(temporaries.sizes)
         if self.allocated_bytes + total > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes + total
             self.unrequested_at_peak_bytes = self.unrequested_bytes + unrequested
 
-    def _malloc_and_free_each(self, sizes: Sequence[int]) -> None:
-        for address in [self.malloc(size) for size in sizes]:
-            self.free(address)
-
-    def _from_free_blocks(self, sizes: Sequence[int]) -> tuple[int, int] | None:
-        """Bytes of the free blocks for these large requests, and bytes in excess of them; None if new segments are needed."""
-        keys = self._large.keys
-        taken: set[int] = set()  # places in `keys`
+    def _at_once(self, sizes: Sequence[int]) -> tuple[int, int]:
+        """Bytes of the blocks of large temporary tensors, and bytes in excess of them. New segments are free afterwards."""
+        pool = self._large
+        keys = pool.keys
+        count = len(keys)
+        taken: list[int] = []  # places in `keys`
         remaining_parts: list[int] = []  # free parts of split blocks, sorted
+        created: list[int] = []
         total = unrequested = 0
         for size in sizes:
-            place = bisect_left(keys, size << _ADDRESS_BITS)
+            place = bisect_left(keys, size << ADDRESS_BITS)
             while place in taken:
                 place += 1
-            block_size = keys[place] >> _ADDRESS_BITS if place < len(keys) else UNLIMITED
-            piece = bisect_left(remaining_parts, size) if remaining_parts else 0
-            if piece < len(remaining_parts) and remaining_parts[piece] <= block_size:
-                block_size = remaining_parts.pop(piece)
-            elif block_size == UNLIMITED:
-                return None
+            block_size = keys[place] >> ADDRESS_BITS if place < count else 0
+            part = bisect_left(remaining_parts, size) if remaining_parts else 0
+            if part < len(remaining_parts) and not 0 < block_size < remaining_parts[part]:
+                block_size = remaining_parts.pop(part)
+            elif block_size:
+                taken.append(place)
             else:
-                taken.add(place)
+                block_size = segment_size(size)
+                created.append(block_size)
             remaining = block_size - size
             if remaining > SMALL_SIZE:
                 insort(remaining_parts, remaining)
@@ -284,17 +390,21 @@ class CachingAllocator:
             else:
                 total += block_size
                 unrequested += remaining
+        for length in created:
+            pool.add(self._new_segment(pool, length), length)
         return total, unrequested
 
     def empty_cache(self, *, below: int = UNLIMITED) -> None:
         """Returns unused segments of streams `below` a number to CUDA, as `torch.cuda.empty_cache` does."""
         for pool in (pool for (_, stream), pool in self._pools.items() if stream < below):
-            for block in list(pool.blocks.values()):
-                if pool.expandable:
-                    self._shrink(pool, block)
-                elif block.before is None and block.after is None:
-                    pool.remove(block)
-                    self.reserved_bytes -= block.size
+            if pool.expandable:
+                self._shrink(pool)
+                continue
+            for address, size in list(pool.starting.items()):
+                if pool.segments.get(address) == size:
+                    pool.remove(address, size)
+                    del pool.segments[address]
+                    self.reserved_bytes -= size
 
     def switch_stream(self) -> None:
         """The first stream is another one from now on: free blocks of the one before are not used."""
@@ -307,52 +417,50 @@ class CachingAllocator:
     def _pool(self, size: int, stream: int) -> _Pool:
         key = (size <= SMALL_SIZE, stream)
         if key not in self._pools:
-            self._pools[key] = _Pool(small=key[0], expandable=self._settings.expandable_segments)
+            first = len(self._numbered) << POOL_BITS
+            self._pools[key] = _Pool(first, small=key[0], expandable=self._settings.expandable_segments)
+            self._numbered.append(self._pools[key])
         return self._pools[key]
 
-    def _free_block(self, pool: _Pool, size: int) -> _Block | None:
-        """Removes the best free block for a request from the pool and returns it; None if a new segment is needed."""
+    def _free_block(self, pool: _Pool, size: int) -> tuple[int, int] | None:
+        """Removes the best free block for a request from the pool and returns its address and size.
+
+        None if a new segment is needed.
+        """
         best = pool.best_fit(size)
         limit, rounding = self._max_split, self._settings.non_split_rounding_bytes
-        if best is None or size < limit <= best.size or (size >= limit and best.size >= size + rounding):
+        if best is None or size < limit <= best[1] or (size >= limit and best[1] >= size + rounding):
             return None
-        pool.remove(best)
+        pool.remove(*best)
         return best
 
-    def _segment(self, pool: _Pool, size: int) -> _Block:
-        if size <= SMALL_SIZE:
-            length = SMALL_SEGMENT
-        elif size < MIN_LARGE_ALLOCATION:
-            length = LARGE_SEGMENT
-        else:
-            length = round_up(size, ROUND_LARGE)
+    def _segment(self, pool: _Pool, size: int) -> tuple[int, int]:
+        """Address and size of a new segment."""
+        length = segment_size(size)
         if self._limited:
             self._make_room(lambda: length)
-        block = _Block(pool, self._next_segment, length)
-        self._next_segment += length + LARGE_SEGMENT  # a gap, because segments of cudaMalloc are not merged
-        self._reserve(length)
-        return block
+        return self._new_segment(pool, length), length
 
-    def _grow(self, pool: _Pool, size: int) -> _Block:
-        """Adds pages to the end of the expandable segment, merged with a free block before them."""
-        page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
+    def _new_segment(self, pool: _Pool, length: int) -> int:
+        """The address of a new segment."""
+        address = pool.end
+        pool.end += length + LARGE_SEGMENT  # a gap, because segments of cudaMalloc are not merged
+        pool.segments[address] = length
+        self._reserve(length)
+        return address
+
+    def _grow(self, pool: _Pool, size: int) -> tuple[int, int]:
+        """Adds pages to the end of the expandable segment. Address and size of its last block, which was free or is new."""
         if self._limited:
-            self._make_room(lambda: round_up(size - (pool.tail.size if pool.tail is not None and pool.tail.free else 0), page))
-        last = pool.tail
-        if last is None:
-            last = _Block(pool, self._next_segment, 0)
-            self._next_segment += 1 << 44
-        elif last.free:
-            pool.remove(last)
-        else:
-            fresh = _Block(pool, last.address + last.size, 0)
-            fresh.before, last.after = last, fresh
-            last = fresh
-        more = round_up(size - last.size, page)
-        last.size += more
-        pool.tail = last
+            self._make_room(lambda: round_up(size - pool.growing, pool.page))
+        free = pool.growing
+        address = pool.end - free
+        if free:
+            pool.remove(address, free)
+        more = round_up(size - free, pool.page)
+        pool.end += more
         self._reserve(more)
-        return last
+        return address, free + more
 
     def _make_room(self, needed: Callable[[], int]) -> None:
         """Returns unused segments to CUDA if the needed bytes exceed the capacity. Raises OutOfMemory if that is not enough."""
@@ -366,44 +474,14 @@ class CachingAllocator:
         self.reserved_bytes += bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
-    def _split(self, block: _Block, size: int) -> None:
-        remaining = _Block(block.pool, block.address + size, block.size - size)
-        remaining.before, remaining.after = block, block.after
-        if block.after is not None:
-            block.after.before = remaining
-        block.after = remaining
-        block.size = size
-        if block.pool.tail is block:
-            block.pool.tail = remaining
-        block.pool.add(remaining)
-
-    def _merge(self, block: _Block, neighbour: _Block) -> None:
-        """Merges the free `neighbour` into `block`."""
-        if neighbour is block.before:
-            block.address = neighbour.address
-            block.before = neighbour.before
-            if block.before is not None:
-                block.before.after = block
-        else:
-            block.after = neighbour.after
-            if block.after is not None:
-                block.after.before = block
-        block.size += neighbour.size
-        if block.pool.tail is neighbour:
-            block.pool.tail = block
-
-    def _shrink(self, pool: _Pool, block: _Block) -> None:
+    def _shrink(self, pool: _Pool) -> None:
         """Unmaps unused pages at the end of an expandable segment. Unused pages in the middle are rare and stay mapped."""
-        if block is not pool.tail:
+        free = pool.growing
+        pages = free // pool.page * pool.page
+        if not pages:
             return
-        page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
-        pages = block.size // page * page
-        pool.remove(block)
-        block.size -= pages
+        pool.remove(pool.end - free, free)
+        pool.end -= pages
         self.reserved_bytes -= pages
-        if block.size:
-            pool.add(block)
-        else:
-            pool.tail = block.before
-            if block.before is not None:
-                block.before.after = None
+        if free > pages:
+            pool.add(pool.end - (free - pages), free - pages)

@@ -120,7 +120,7 @@ class TorchFsdp(ModelStates):
             free(allocator, addresses)
         if self._half:
             for parameter in (each for unit in units for each in unit for _ in range(each.pieces)):
-                copy_to_fp32(allocator, int(DTYPE_BYTES[parameter.dtype]), torch_shard_numel(self.job, parameter))
+                copy_to_fp32(allocator, int(DTYPE_BYTES[parameter.dtype]), [torch_shard_numel(self.job, parameter)])
         # the gradients of a unit are one tensor, which its first backward creates, and adds others to later
         shards = [sum(self._shards(unit)) for unit in units]
         for size in shards:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from analyzer.memory.allocator.caching_allocator import SIDE_STREAM
-from analyzer.memory.allocator.script import Script, Streams, script
+from analyzer.memory.allocator.script import ChunkScript, Streams, script
 from analyzer.memory.features import deferrals
 from analyzer.memory.stages import StageAnalysis
 from analyzer.memory.workspaces import Workspace
@@ -41,7 +41,7 @@ COMMUNICATION: Final[Streams] = (
 class ReplayedIteration:
     """The steps of an iteration, complete or up to a step, and the requests of each chunk."""
 
-    scripts: tuple[Script, ...]
+    scripts: tuple[ChunkScript, ...]
     order: Sequence[Step]
     deferral: Deferral | None = None
     """What the backwards of the last chunk keep until the end of the iteration."""
@@ -109,7 +109,7 @@ def _trees(job: TrainingJob, stage: StageAnalysis, index: int) -> tuple[Module, 
     return before_backward or sharded, sharded if first is later else fsdp_trees_of(job, later)[0]
 
 
-def _script(job: TrainingJob, tree: Module) -> Script:
+def _script(job: TrainingJob, tree: Module) -> ChunkScript:
     return script(tree, _streams(job))
 
 

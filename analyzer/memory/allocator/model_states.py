@@ -18,7 +18,7 @@ from analyzer.modules.tree import Module, Tensor
 from analyzer.specs import TrainingJob
 from analyzer.states.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
 from analyzer.states.buffers.parameter_order import parameter_runs
-from analyzer.states.bytes_per_parameter import adam_stores_master_weights, bytes_per_parameter
+from analyzer.states.bytes_per_parameter import FP32, adam_stores_master_weights, bytes_per_parameter
 from analyzer.units import DTYPE_BYTES, dtype_bytes
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ModelStates:
         element = int(DTYPE_BYTES[self.job.precision.parameters])
         sizes = [element * numel for numel in numels(self.stage)]
         distributed = self.job.optimizer.distributed
-        unbuffered = [allocator.malloc(size) for size in sizes if size > SMALL_SIZE] if distributed else []
+        unbuffered = allocate(allocator, sizes) if distributed else []
         if not distributed:
             allocate_permanent(allocator, sizes)
         for chunk in self.buffers:
@@ -50,8 +50,7 @@ class ModelStates:
                 if distributed:
                     allocate_permanent(allocator, [dtype_bytes(buffer.parameter_dtype, buffer.numel)])
                 allocate_permanent(allocator, [dtype_bytes(buffer.gradient_dtype, buffer.numel)])
-        for address in unbuffered:
-            allocator.free(address)
+        free(allocator, unbuffered)
         self._create_master_weights(allocator)
 
     def update(self, allocator: CachingAllocator, *, first: bool) -> None:
@@ -64,8 +63,7 @@ class ModelStates:
         element = int(DTYPE_BYTES[self.job.precision.parameters])
         if self.job.precision.parameters == "fp32" or adam_stores_master_weights(self.job):
             return
-        for numel in self._owned():
-            copy_to_fp32(allocator, element, numel)
+        copy_to_fp32(allocator, element, self._owned())
 
     def _owned(self) -> list[int]:
         """Number of elements of each parameter, or part of one, whose optimizer states are on the rank."""
@@ -105,24 +103,28 @@ class Temporary:
             self._held.append((tensor, [self._allocator.malloc(size) for _ in range(count)]))
 
 
-def copy_to_fp32(allocator: CachingAllocator, element: int, numel: int) -> int | None:
-    """Copies a parameter, converts the copy to fp32, and frees it. Returns the address of the fp32 tensor; None if it is small."""
-    copy = allocator.malloc(element * numel) if element * numel > SMALL_SIZE else None
-    found = allocator.malloc(4 * numel) if 4 * numel > SMALL_SIZE else None
-    if copy is not None:
-        allocator.free(copy)
-    return found
+def copy_to_fp32(allocator: CachingAllocator, element: int, numels: Iterable[int]) -> None:
+    """Copies each parameter, converts the copy to fp32, and frees it. The fp32 tensors stay allocated."""
+    for numel, equal in groupby(numels):
+        count = sum(1 for _ in equal)
+        if element * numel > SMALL_SIZE:
+            allocator.malloc_copies(element * numel, FP32 * numel, count)
+        elif FP32 * numel > SMALL_SIZE:
+            allocator.malloc_permanent(FP32 * numel, count)
 
 
 def allocate(allocator: CachingAllocator, sizes: Iterable[int], *, stream: int = 0) -> list[int]:
     """Allocates the large ones of these sizes and returns their addresses."""
-    return [allocator.malloc(size, stream=stream) for size in sizes if size > SMALL_SIZE]
+    found: list[int] = []
+    for size, equal in groupby(sizes):
+        if size > SMALL_SIZE:
+            found += allocator.malloc_each(size, sum(1 for _ in equal), stream=stream)
+    return found
 
 
 def free(allocator: CachingAllocator, addresses: Iterable[int]) -> None:
     """Frees addresses."""
-    for address in addresses:
-        allocator.free(address)
+    allocator.free_all(addresses)
 
 
 def allocate_permanent(allocator: CachingAllocator, sizes: Iterable[int]) -> None:
@@ -154,9 +156,8 @@ class OneByOne(ModelStates):
         return sorted(parameters_in_creation_order(self.job, self.stage), key=lambda weight: len(weight.shape) == 1)
 
     def _create_master_weights(self, allocator: CachingAllocator) -> None:
-        for weight in self._parameters():
-            if weight.dtype != "fp32":
-                copy_to_fp32(allocator, int(DTYPE_BYTES[self.job.precision.parameters]), weight.numel)
+        halves = (weight.numel for weight in self._parameters() if weight.dtype != "fp32")
+        copy_to_fp32(allocator, int(DTYPE_BYTES[self.job.precision.parameters]), halves)
 
     def update(self, allocator: CachingAllocator, *, first: bool) -> None:
         copies = self._copied_gradients(allocator)
@@ -194,8 +195,7 @@ class Muon(OneByOne):
 
     def _create_master_weights(self, allocator: CachingAllocator) -> None:
         super()._create_master_weights(allocator)
-        for numel in self._rest():
-            copy_to_fp32(allocator, int(DTYPE_BYTES[self.job.precision.parameters]), numel)
+        copy_to_fp32(allocator, int(DTYPE_BYTES[self.job.precision.parameters]), self._rest())
 
     def _rest(self) -> list[int]:
         """Elements of this rank's part of each buffer that a distributed Adam updates (`states.layer_wise`)."""
@@ -269,9 +269,7 @@ class Offloaded(ModelStates):
 
     def _create_master_weights(self, allocator: CachingAllocator) -> None:
         element = int(DTYPE_BYTES[self.job.precision.parameters])
-        for piece in self._pieces():
-            if piece.dtype != "fp32":
-                copy_to_fp32(allocator, element, piece.numel)
+        copy_to_fp32(allocator, element, (piece.numel for piece in self._pieces() if piece.dtype != "fp32"))
 
     def update(self, allocator: CachingAllocator, *, first: bool) -> None:
         if first:

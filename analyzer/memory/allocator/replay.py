@@ -15,11 +15,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, SMALL_SIZE, CachingAllocator
+from analyzer.memory.allocator.caching_allocator import SMALL_SIZE
 from analyzer.memory.allocator.iterations import Phase, ReplayedIteration
 from analyzer.memory.allocator.model_states import ModelStates, Temporary, allocate, allocate_permanent, free
 from analyzer.memory.allocator.overlapped_script import FORWARD, HELD, Part
-from analyzer.memory.allocator.script import STREAM_BITS, TEMPORARY, Action, Place, Script
+from analyzer.memory.allocator.runner import ScriptAllocator
+from analyzer.memory.allocator.script import Action, ChunkScript, Place
 from analyzer.memory.allocator.settings import UNLIMITED, AllocatorSettings
 from analyzer.memory.device_overhead import SEGMENT, device_range, outside_allocator_bytes
 from analyzer.memory.features import has_rare_features
@@ -34,7 +35,6 @@ MAX_REQUESTS: Final = 25_000
 """Maximum number of requests for all ranks together: about 30 ms. Other ranks get an estimate without fragmentation."""
 RARE_MAX_REQUESTS: Final = 100_000
 """The same with rare features, whose iterations have more requests."""
-_SIZE: Final = (1 << STREAM_BITS) - 1
 IN_ITERATION: Final = (PeakEvent.FORWARD, PeakEvent.BACKWARD)
 
 
@@ -114,7 +114,7 @@ def fragmentation(
 
     Raises OutOfMemory if a request exceeds `capacity_bytes`.
     """
-    allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes)
+    allocator = ScriptAllocator(settings, capacity_bytes=capacity_bytes)
     states.create(allocator)
     remaining = _Workspaces(allocator, workspaces)
     microbatches = _Microbatches(allocator, remaining)
@@ -141,23 +141,36 @@ def fragmentation(
 class _Workspaces:
     """The workspaces of a rank that are not allocated yet. Each is allocated when a module that uses it runs for the first time."""
 
-    def __init__(self, allocator: CachingAllocator, workspaces: Sequence[Workspace]) -> None:
+    def __init__(self, allocator: ScriptAllocator, workspaces: Sequence[Workspace]) -> None:
         self._allocator = allocator
         large = [each for each in workspaces if each.bytes > SMALL_SIZE]
         allocate_permanent(allocator, (each.bytes for each in large if not each.kinds))
         self._remaining = [each for each in large if each.kinds]
 
-    def run(self, actions: Sequence[Action], places: Sequence[Place], phase: str, addresses: list[int], *, start: int = 0) -> None:
-        """Runs the actions of one microbatch from `start` on, and allocates the workspaces of their modules."""
-        done = start
-        if any(each.phase == phase for each in self._remaining):
+    def forward(self, script: ChunkScript, addresses: list[int]) -> None:
+        """Runs the forward of one microbatch, and allocates the workspaces of its modules."""
+        for block, first in script.blocks:
+            self._run(block.forward, block.forward_places, "forward", addresses, first=first)
+
+    def backward(self, script: ChunkScript, addresses: list[int], *, done: int) -> None:
+        """The same for the backward without the first actions, `done` in number."""
+        if done:
+            self._run(script.backward, script.backward_places, "backward", addresses, done=done)
+            return
+        for block, first in reversed(script.blocks):
+            self._run(block.backward, block.backward_places, "backward", addresses, first=first)
+
+    def _run(
+        self, actions: Sequence[Action], places: Sequence[Place], phase: str, addresses: list[int], *, first: int = 0, done: int = 0
+    ) -> None:
+        if self._remaining and any(each.phase == phase for each in self._remaining):
             for index, kind in places:
                 wanted = [each for each in self._remaining if each.phase == phase and kind in each.kinds]
                 if wanted:
-                    _run(self._allocator, actions[done:index], addresses)
+                    self._allocator.run(actions[done:index], addresses, first)
                     done = max(done, index)
                     self._allocate(wanted)
-        _run(self._allocator, actions[done:] if done else actions, addresses)
+        self._allocator.run(actions[done:] if done else actions, addresses, first)
 
     def allocate_all(self, *, in_step: bool = True) -> None:
         """Allocates the workspaces that no module has allocated, such as those of a later chunk.
@@ -174,7 +187,7 @@ class _Workspaces:
 class _Deferred:
     """The operands of deferred weight gradients of the output layer, and what their graphs reference."""
 
-    def __init__(self, allocator: CachingAllocator, iteration: ReplayedIteration) -> None:
+    def __init__(self, allocator: ScriptAllocator, iteration: ReplayedIteration) -> None:
         self._allocator = allocator
         self._iteration = iteration
         self._kept: list[int] = []
@@ -188,7 +201,7 @@ class _Deferred:
         places = script.backward_places
         after = next(index for index, (_, kind) in enumerate(places) if kind is ModuleKind.OUTPUT_LAYER) + 1
         end = places[after][0] if after < len(places) else len(script.backward)
-        _run(self._allocator, script.backward[:end], addresses)
+        self._allocator.run(script.backward[:end], addresses)
         self.keep(chunk)
         return end
 
@@ -213,12 +226,12 @@ class _Deferred:
 class _Microbatches:
     """The microbatches in flight, with the addresses in the slots of their scripts."""
 
-    def __init__(self, allocator: CachingAllocator, workspaces: _Workspaces) -> None:
+    def __init__(self, allocator: ScriptAllocator, workspaces: _Workspaces) -> None:
         self._allocator = allocator
         self._workspaces = workspaces
-        self._running: dict[tuple[int, int], tuple[Script, list[int]]] = {}
+        self._running: dict[tuple[int, int], tuple[ChunkScript, list[int]]] = {}
         """By chunk and microbatch, the script of the chunk and the addresses."""
-        self._left: dict[int, tuple[Script, list[int]]] = {}
+        self._left: dict[int, tuple[ChunkScript, list[int]]] = {}
         """For each chunk whose last backward left tensors allocated, its script and the addresses of that microbatch."""
 
     def run(self, iteration: ReplayedIteration) -> None:
@@ -236,7 +249,7 @@ class _Microbatches:
                 if index in iteration.overlapped:
                     self._overlap(iteration.overlapped[index], addresses, self._of(iteration.order[index + 1]))
                 else:
-                    self._workspaces.run(chunk.forward, chunk.forward_places, "forward", addresses)
+                    self._workspaces.forward(chunk, addresses)
             else:
                 self._backward(iteration, index, deferred)
         deferred.end()
@@ -254,7 +267,7 @@ class _Microbatches:
             deferred.keep(step.chunk)
         else:
             done = deferred.backward(step.chunk, addresses)
-            self._workspaces.run(chunk.backward, chunk.backward_places, "backward", addresses, start=done)
+            self._workspaces.backward(chunk, addresses, done=done)
         del self._running[step.chunk, step.microbatch]
         if chunk.leftover:
             self._left[step.chunk] = chunk, addresses
@@ -267,30 +280,16 @@ class _Microbatches:
             if which == HELD:
                 held.become(tensors)
             else:
-                _run(self._allocator, actions, of_forward if which == FORWARD else of_backward)
+                self._allocator.run(actions, of_forward if which == FORWARD else of_backward)
 
     def release(self) -> None:
         """Frees the saved tensors of the microbatches in flight."""
-        for script, addresses in self._running.values():
-            _run(self._allocator, script.release, addresses)
+        running = self._running.values()
+        self._allocator.free_all(addresses[slot] for script, addresses in running for slot in script.saved)
         self._running = {}
 
     def _free_left(self, chunk: int) -> None:
         """Frees what the last backward of a chunk left allocated."""
         if chunk in self._left:
             script, addresses = self._left.pop(chunk)
-            _run(self._allocator, script.leftover, addresses)
-
-
-def _run(allocator: CachingAllocator, actions: Sequence[Action], addresses: list[int]) -> None:
-    """Runs the actions of one microbatch. `addresses` has the address in each slot."""
-    malloc, free, malloc_and_free = allocator.malloc, allocator.free, allocator.malloc_and_free
-    for size, slot, temporaries in actions:
-        if size > 0:
-            addresses[slot] = malloc(size)
-        elif size:
-            addresses[slot] = malloc(-size & _SIZE, stream=SIDE_STREAM + (-size >> STREAM_BITS))
-        elif slot != TEMPORARY:
-            free(addresses[slot])
-        else:
-            malloc_and_free(temporaries)
+            self._allocator.run(script.leftover, addresses)

@@ -47,7 +47,7 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """The requests for one microbatch. Slots are the indices of allocated blocks."""
+    """The requests for one microbatch in a block. Slots are the indices of allocated blocks."""
 
     forward: tuple[Action, ...]
     backward: tuple[Action, ...]
@@ -60,60 +60,81 @@ class Script:
     """Frees what is still allocated after the backward."""
     slots: int
 
-    @property
-    def requests(self) -> int:
-        """Number of allocations and frees."""
-        return 2 * self.slots
-
 
 def request(size: int, stream: int) -> int:
     """The request of `size` bytes on a stream, as in `Action`."""
     return size if not stream else -size - ((stream - SIDE_STREAM) << STREAM_BITS)
 
 
-def script(tree: Module, streams: Streams = ()) -> Script:
+@dataclass(frozen=True)
+class ChunkScript:
+    """The requests for one microbatch in a chunk, as those of its blocks. Equal layers have one script."""
+
+    blocks: tuple[tuple[Script, int], ...]
+    """The script of each block, in the order of the forward, and the slot of the microbatch that is its first one."""
+    slots: int
+
+    @property
+    def requests(self) -> int:
+        """Number of allocations and frees."""
+        return 2 * self.slots
+
+    @property
+    def forward(self) -> tuple[Action, ...]:
+        """The requests of the forward, with the slots of the microbatch."""
+        return tuple(action for block, first in self.blocks for action in with_slot_offset(block.forward, first))
+
+    @property
+    def backward(self) -> tuple[Action, ...]:
+        """Those of the backward."""
+        return tuple(action for block, first in reversed(self.blocks) for action in with_slot_offset(block.backward, first))
+
+    @property
+    def leftover(self) -> tuple[Action, ...]:
+        """Frees what is still allocated after the backward."""
+        return tuple(action for block, first in self.blocks for action in with_slot_offset(block.leftover, first))
+
+    @property
+    def saved(self) -> list[int]:
+        """The slots of the tensors that the forward saved."""
+        return [slot + first for block, first in self.blocks for _, slot, _ in block.release]
+
+    @property
+    def forward_places(self) -> tuple[Place, ...]:
+        """Where the modules of each kind run for the first time in the forward, in order."""
+        return _places((block.forward, block.forward_places) for block, _ in self.blocks)
+
+    @property
+    def backward_places(self) -> tuple[Place, ...]:
+        """Where they run for the first time in the backward."""
+        return _places((block.backward, block.backward_places) for block, _ in reversed(self.blocks))
+
+
+def script(tree: Module, streams: Streams = ()) -> ChunkScript:
     """The requests of a chunk, cached per tree."""
     return tree.derived(_script, streams)
 
 
-def _script(tree: Module, streams: Streams) -> Script:
-    blocks = chunk_program(tree).blocks
-    forward: list[Action] = []
-    release: list[Action] = []
-    leftover: list[Action] = []
-    backward: list[Action] = []
-    slots = 0
+def _script(tree: Module, streams: Streams) -> ChunkScript:
     placed: list[tuple[Script, int]] = []
-    forward_places: dict[ModuleKind, int] = {}
-    backward_places: dict[ModuleKind, int] = {}
-    for block in blocks:
+    slots = 0
+    for block in chunk_program(tree).blocks:
         once = block_script(block.module, streams)
-        _add_places(forward_places, once.forward_places, len(forward))
         for _ in range(block.times):
-            forward += with_slot_offset(once.forward, slots)
-            release += with_slot_offset(once.release, slots)
-            leftover += with_slot_offset(once.leftover, slots)
             placed.append((once, slots))
             slots += once.slots
-    for once, first in reversed(placed):
-        _add_places(backward_places, once.backward_places, len(backward))
-        backward += with_slot_offset(once.backward, first)
-    return Script(
-        forward=tuple(forward),
-        backward=tuple(backward),
-        forward_places=tuple((index, kind) for kind, index in forward_places.items()),
-        backward_places=tuple((index, kind) for kind, index in backward_places.items()),
-        release=tuple(release),
-        leftover=tuple(leftover),
-        slots=slots,
-    )
+    return ChunkScript(tuple(placed), slots)
 
 
-def _add_places(found: dict[ModuleKind, int], places: Iterable[Place], first: int) -> None:
-    """Adds the places of kinds that are not in `found`, with `first` added to their indices."""
-    for index, kind in places:
-        if kind not in found:
-            found[kind] = first + index
+def _places(passes: Iterable[tuple[Sequence[Action], Iterable[Place]]]) -> tuple[Place, ...]:
+    """The first places of the kinds in passes of blocks that run one after another."""
+    found: dict[ModuleKind, int] = {}
+    first = 0
+    for actions, places in passes:
+        for index, kind in places:
+            found.setdefault(kind, first + index)
+        first += len(actions)
+    return tuple((index, kind) for kind, index in found.items())
 
 
 def with_slot_offset(actions: Sequence[Action], first: int) -> Sequence[Action]:
