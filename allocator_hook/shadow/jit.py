@@ -51,10 +51,38 @@ class FakeCompiler:
                 called = functools.partial(function, **kwargs)
                 functools.update_wrapper(called, function)
                 return _SavesInputs.apply(self.recorder, called, saved_inputs[0], *args)  # type: ignore[no-untyped-call]
+            expanded = _expanded(args, largest=max(tensors, key=torch.Tensor.numel), recorder=self.recorder)
             with self.recorder.fused_kernel(name=name):
-                return function(*args, **kwargs)
+                return function(*expanded, **kwargs)
 
         return fused
+
+
+class _Expanded(torch.autograd.Function):
+    """A bias with the shape of the tensor that it is added to. The compiled backward sums its gradient.
+
+    Autograd would sum it with PyTorch's own kernel, which needs a buffer (`shadow.reductions`).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, recorder: Recorder, bias: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        ctx.recorder = recorder
+        return bias.expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        (gradient,) = grads
+        with ctx.recorder.fused_kernel(name="sum"):
+            return None, gradient.sum(dim=tuple(range(gradient.dim() - 1))), None
+
+
+def _expanded(value: Any, *, largest: torch.Tensor, recorder: Recorder) -> Any:
+    """The arguments of a function, with trained vectors expanded to the shape of its largest one."""
+    if isinstance(value, tuple):
+        return tuple(_expanded(each, largest=largest, recorder=recorder) for each in value)
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or value.dim() != 1 or largest.dim() < 2:
+        return value
+    return _Expanded.apply(recorder, value, largest.shape) if value.shape == largest.shape[-1:] else value  # type: ignore[no-untyped-call]
 
 
 class _Origins(TorchDispatchMode):

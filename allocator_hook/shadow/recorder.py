@@ -18,9 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from allocator_hook.shadow.balance import means
-from allocator_hook.shadow.gpu import STREAMS, Stream
+from allocator_hook.shadow.gpu import STREAMS, Gpu, Stream
 from allocator_hook.shadow.kernel_calls import calls, element_bytes
 from allocator_hook.shadow.placement import kernels, to_meta
+from allocator_hook.shadow.reductions import reduction_buffer
 from allocator_hook.shadow.te_kernels.allocate import OUTSIDE, outside_allocator
 from allocator_hook.shadow.unmaterialized import unmaterialized
 from allocator_hook.step.marks import in_backward, tensors_of
@@ -80,10 +81,12 @@ class Recorder(TorchDispatchMode):
     """Dispatch mode that records while it is active.
 
     `cublas_workspace_bytes` is the workspace that a cuBLAS handle allocates at its first GEMM, or at its first GEMM on each stream
-    (`each_stream`).
+    (`each_stream`). Sums have the buffers of `gpu`, and none without it.
     """
 
-    def __init__(self, sink: AllocationSink, *, cublas_workspace_bytes: int, each_stream: bool = False) -> None:
+    def __init__(
+        self, sink: AllocationSink, *, cublas_workspace_bytes: int, each_stream: bool = False, gpu: Gpu | None = None
+    ) -> None:
         super().__init__()
         self._sink = sink
         self._live: dict[int, tuple[int, int, Any]] = {}
@@ -91,6 +94,7 @@ class Recorder(TorchDispatchMode):
         self._fused: list[_Fused] = []
         self._workspace_bytes = cublas_workspace_bytes
         self._each_stream = each_stream
+        self._gpu = gpu
         _unshared()  # measured before a mode is active
         self._handles: set[tuple[bool, int]] = set()
         self._references: dict[int, int] = {}
@@ -133,6 +137,8 @@ class Recorder(TorchDispatchMode):
             self._track_all(result)
             if func is aten._softmax_backward_data.default and result.is_meta and not self._fused:
                 self._temporary(result.untyped_storage().nbytes())
+            if self._gpu is not None and not self._fused and (size := reduction_buffer(func, args, self._gpu)):
+                self._temporary(size)
             self.means.propagate(func, args, kwargs, result)
         return result
 
@@ -291,7 +297,9 @@ class Recorder(TorchDispatchMode):
         self._sink.allocation(pointer, size, stream=Stream.current_id())
 
     def _temporary(self, size: int) -> None:
-        """Record a tensor inside a kernel: the backward of softmax multiplies gradient and output (`softmax_backward_cuda_out`)."""
+        """Record a tensor inside an operation: the buffer of a sum, or the product of gradient and output that the backward of
+        softmax allocates (`softmax_backward_cuda_out`).
+        """
         pointer = self._address(size)
         self._allocated(pointer, size)
         self._freed(pointer, size)

@@ -97,7 +97,8 @@ class Session:
         )
         with TraceWriter(path, header) as writer, ExitStack() as stack:
             graphed = self.job.graphs is not None
-            recorder = Recorder(writer, cublas_workspace_bytes=cublas_workspace_bytes(self.job), each_stream=graphed)
+            workspace = cublas_workspace_bytes(self.job)
+            recorder = Recorder(writer, cublas_workspace_bytes=workspace, each_stream=graphed, gpu=gpu)
             marks = Marks(writer)
             recorder.means.multiple, recorder.means.padded_on_arrival = _padding(self.job)
             recorder.means.images = _images(self.job)

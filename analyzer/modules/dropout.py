@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.reduction import sum_buffer
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Tensor
 
@@ -22,12 +23,16 @@ def bias_dropout_add(shapes: Shapes, name: str, kind: ModuleKind, *, biased: boo
     if not shapes.model.bias_dropout_fusion:
         unfused = (shapes.hidden("x with bias"),) if biased else ()
         unfused += (shapes.hidden("dropout output"),) if shapes.model.hidden_dropout > 0 else ()
+    gradient = (shapes.hidden("x gradient"),) if shapes.model.hidden_dropout > 0 else ()
+    summed = biased and not shapes.model.bias_dropout_fusion  # the fused kernel needs little to sum it
+    rows, mask = shapes.s_split * shapes.b, sum(each.bytes for each in dropout_mask(shapes))
+    sums = sum_buffer(shapes, rows=rows, columns=shapes.model.hidden_size, freed=mask) if summed else ()
     return Module(
         name=name,
         kind=kind,
         function=True,
         saved=dropout_mask(shapes),
         forward_workspace=(x, *unfused, shapes.hidden("output", dtype=shapes.residual_dtype)),
-        backward_workspace=(shapes.hidden("x gradient"),) if shapes.model.hidden_dropout > 0 else (),
+        backward_workspace=(*gradient, *sums),
         source="bias_dropout_add_fused_train" if shapes.model.bias_dropout_fusion else "bias_dropout_add_unfused",
     )

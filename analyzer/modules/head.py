@@ -15,6 +15,7 @@ from analyzer.modules.inputs import LayerInputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives
 from analyzer.modules.norm import standalone_norm
+from analyzer.modules.reduction import bias_gradient
 from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Parameter, Tensor, for_weight
 
@@ -69,6 +70,7 @@ def output_layer(
             shapes.hidden("input gradient", gathered=True),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
             *weight_gradient,
+            *(bias_gradient(shapes, rows=shapes.s * shapes.b, columns=model.padded_vocab_size // shapes.t) if biased else ()),
         ),
         waiting=tuple(replace(each, name=OF_OUTPUT_LAYER) for each in weight_gradient) if embeds else (),
         collectives=column_collectives(shapes.in_16_bit),

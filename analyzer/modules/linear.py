@@ -18,6 +18,7 @@ from analyzer.modules.quantized import (
     saved_input,
     saves_original_input,
 )
+from analyzer.modules.reduction import bias_gradient
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor, for_weight, largest
 
@@ -158,11 +159,22 @@ def column_parallel(
             *(() if in_buffers else (shapes.hidden("input gradient", gathered=True),)),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),
             *at_weight_gradient(shapes, read, own, gathered=gathered, original=recomputed, in_buffers=in_buffers, after=after),
+            *(_gradient_of_bias(shapes, kind, width) if bias else ()),
         ),
         collectives=_calls(shapes, in_buffers=in_buffers),
         overlaps_collectives=shapes.userbuffers,
         source="TELayerNormColumnParallelLinear" if fused_norm else "ColumnParallelLinear",
     )
+
+
+def _gradient_of_bias(shapes: Shapes, kind: ModuleKind, width: int) -> tuple[Tensor, ...]:
+    """What the local implementation allocates to sum the gradient of its output over the tokens.
+
+    The GEMMs of Transformer Engine do it. The bias of fc1 is added with the activation, which sums its gradient.
+    """
+    if shapes.model.implementation != "local" or kind == ModuleKind.FC1:
+        return ()
+    return bias_gradient(shapes, rows=shapes.s * shapes.b, columns=width)
 
 
 def gathered_linear(shapes: Shapes, name: str, *, input_made_in: str, input_shares: str = "") -> Module:

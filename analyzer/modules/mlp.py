@@ -8,8 +8,9 @@ from dataclasses import replace
 from analyzer.modules.checkpoints import holding_gradient
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
+from analyzer.modules.reduction import sum_buffer
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import LAYER, Module, Tensor
+from analyzer.modules.tree import LAYER, Module, Tensor, largest
 from analyzer.specs import ModelSpec
 
 
@@ -54,12 +55,22 @@ def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
         function=True,
         saved=(read, *gate),
         forward_workspace=(shapes.wide("output", width, "f/t"),),
-        backward_workspace=(
-            shapes.wide("output gradient", width, "f/t"),
-            shapes.wide("fc1 output gradient", wide, symbol),
-        ),
+        backward_workspace=_backward_of_activation(shapes, width=width, wide=wide, symbol=symbol, freed=read if biased else None),
         source=f"{model.activation}, {'fused' if model.bias_activation_fusion else 'unfused'}",
     )
+
+
+def _backward_of_activation(shapes: Shapes, *, width: int, wide: int, symbol: str, freed: Tensor | None) -> tuple[Tensor, ...]:
+    """The gradients of its output and its input, or that of its input while autograd sums it over the tokens for the bias.
+
+    `freed`: the saved tensor that is freed before that sum, if the bias is added in an operation of its own.
+    """
+    gradient = shapes.wide("fc1 output gradient", wide, symbol)
+    both = (shapes.wide("output gradient", width, "f/t"), gradient)
+    if not shapes.model.bias_linear:
+        return both
+    sums = sum_buffer(shapes, rows=shapes.s * shapes.b, columns=wide, freed=freed.bytes if freed is not None else 0)
+    return largest(both, (gradient, *sums))
 
 
 def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_shares: str = "") -> Module:

@@ -8,6 +8,15 @@ from typing import Final
 MULTIPROCESSORS: Final = 132
 """Those of an H100, which are assumed if no GPU is given or a user's file does not tell."""
 
+_FEWER_THREADS: Final = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (11, 0): 1536, (12, 0): 1536, (12, 1): 1536}
+"""Resident threads of a multiprocessor by compute capability, where they are not 2048 (CUDA C++ Programming Guide, table of
+technical specifications)."""
+
+
+def resident_threads(compute_capability: tuple[int, int] | None) -> int:
+    """The most threads that a multiprocessor has at a time; those of an H100 if no GPU is given."""
+    return _FEWER_THREADS.get(compute_capability or (9, 0), 2048)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareSpec:

@@ -20,9 +20,9 @@ from analyzer.predict import predict
 from analyzer.results import RankClass
 from tests.data_files import data_file
 
-MEDIANS = {"bert": 0.012, "t5": 0.003}
+MEDIANS = {"bert": 0.0045, "t5": 0.003}
 """Largest median of the absolute errors of the peak."""
-LARGEST = {"bert": 0.025, "t5": 0.015}
+LARGEST = {"bert": 0.011, "t5": 0.015}
 """Largest error of the peak (docs/accuracy.md)."""
 
 
@@ -72,5 +72,13 @@ def test_states_and_workspaces_agree_with_measured_runs(model: str) -> None:
 @pytest.mark.parametrize("model", ["bert", "t5"])
 def test_first_iterations_agree_with_measured_runs(model: str) -> None:
     first = [abs(each[name]) for each in errors()[model].values() for name in each if name.endswith("first_iteration_bytes")]
-    assert median(first) <= {"bert": 0.017, "t5": 0.005}[model]
-    assert max(first) <= 0.03
+    assert median(first) <= {"bert": 0.004, "t5": 0.005}[model]
+    assert max(first) <= 0.018
+
+
+def test_the_sum_of_the_gradient_of_the_output_bias_is_the_peak_of_bert() -> None:
+    """Runs of 2026, on H100 GPUs: the buffer of that sum is 135 MiB with 15,360 columns and 120 MiB with 7,680."""
+    of_2026 = {name: each for name, each in errors()["bert"].items() if "h100" in name}
+    assert len(of_2026) == 5
+    assert all(abs(each["peak_allocated_bytes"]) < 0.003 for each in of_2026.values())
+    assert abs(of_2026["bert/bert_mcore_tp2_pp2/dev_dgx_h100"]["peak_allocated_first_iteration_bytes"]) < 0.0001

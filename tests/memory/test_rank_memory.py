@@ -172,7 +172,8 @@ def test_the_copies_of_gradients_are_not_larger_than_the_memory_that_is_allocate
         "--max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 32 --train-iters 10 --lr 1e-4 --swiglu "
         "--tokenizer-type NullTokenizer --vocab-size 9999 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "
         "--sequence-parallel --multi-latent-attention --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 "
-        "--position-embedding-type rope --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+        "--position-embedding-type rope --disable-bias-linear --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1"
     )
     memory = analyze(line, gpu="H100-80GB", environ={}).ranks[0].memory
     assert memory.peak_event is PeakEvent.OPTIMIZER_STEP

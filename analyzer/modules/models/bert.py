@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 from analyzer.modules.attention.unfused_attention import saves_batch_mask
@@ -16,6 +17,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import layer_runs
 from analyzer.modules.models.parts import CACHED_ENDS, Parts, Stack, cached_final_norm
 from analyzer.modules.norm import norm_parameters, norm_statistics
+from analyzer.modules.reduction import bias_gradient
 from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, Module, Parameter, Tensor
 
@@ -142,6 +144,7 @@ def _linear(
             replace(output, name="output gradient"),
             input_gradient,
             Tensor(name="weight gradient", shape=weight, dtype=shapes.dtype, formula="size of the weight"),
+            *bias_gradient(shapes, rows=prod(output.shape[:-1]), columns=width),
         ),
         source="torch.nn.Linear",
     )

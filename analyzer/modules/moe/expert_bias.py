@@ -6,6 +6,7 @@ Sources: core/transformer/mlp.py `MLP.forward`, core/transformer/moe/experts.py 
 from __future__ import annotations
 
 from analyzer.modules.moe.routing import Routing
+from analyzer.modules.reduction import sum_buffer
 from analyzer.modules.tree import Parameter, Tensor
 
 
@@ -44,4 +45,5 @@ def bias_gradients(routing: Routing, rows_at_once: int) -> tuple[Tensor, ...]:
     dtype = routing.arriving_dtype
     converted = ("output gradient in fp32",) if dtype == "fp32" else ()
     names = (*converted, "gradient of the bias before its sum", "gradient of the probabilities before its sum")
-    return tuple(routing.row_tensor(name, rows_at_once, dtype=dtype) for name in names)
+    summed = sum_buffer(routing.shapes, rows=rows_at_once, columns=routing.shapes.model.hidden_size)
+    return (*(routing.row_tensor(name, rows_at_once, dtype=dtype) for name in names), *summed)

@@ -15,6 +15,7 @@ from analyzer.modules.mlp import activates_sum, saved_by_gate, saves_half
 from analyzer.modules.moe.expert_bias import bias_added, bias_gradients, expert_bias
 from analyzer.modules.moe.routing import ROW_GRADIENTS, Routing, dispatched_rows, shared_output
 from analyzer.modules.quantized import Split, backward_input, forward_input, output_gradient, saved_input
+from analyzer.modules.reduction import sum_buffer
 from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import (
     ACTIVATION_OUTPUT,
@@ -244,6 +245,8 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     if not unfused and model.bias_linear and routing.runs_sequentially and routing.arriving_dtype == "fp32":
         # `weighted_bias_quick_geglu_back` converts the gradient of the biased output from fp32 twice
         both = (*both, replace(both[0], name="gradient of the bias before its sum"))
+    biased = not unfused and model.bias_linear and routing.runs_sequentially
+    summing = (*both, *sum_buffer(sizes.shapes, rows=sizes.rows_at_once, columns=parts * width)) if biased else ()
     return Module(
         name="activation_func",
         kind=ModuleKind.ACTIVATION,
@@ -255,9 +258,8 @@ def _activation(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
             *recomputed,
             *sizes.recomputed_output,
             *converted,
-            routing.row_tensor("output gradient", sizes.rows_at_once, width),
             # in fp32: gradients of the result, of the activation, and of the probabilities before their sum
-            *(promoted * 3 or both),
+            *largest((routing.row_tensor("output gradient", sizes.rows_at_once, width), *(promoted * 3 or both)), summing),
         ),
         source="activation times probabilities" if unfused else "weighted_bias_swiglu_impl",
     )

@@ -102,3 +102,19 @@ def test_autograd_adds_in_place_to_a_gradient_that_only_it_references(referenced
         sink.peak = before
         torch.autograd.backward(outputs, gradients)
     assert sink.peak - before == tensors * 4 * ROWS * COLUMNS
+
+
+@pytest.mark.parametrize(("dims", "columns"), [((0, 1), 15360), ((2,), 0)])
+def test_a_sum_over_tokens_has_a_buffer_of_partial_results(dims: tuple[int, ...], columns: int) -> None:
+    """18 blocks of 128 threads divide the rows on an H100 (Reduce.cuh). A sum over the last dimension stores one for each block."""
+    torch = pytest.importorskip("torch")
+    from allocator_hook.shadow.gpu import Gpu
+    from allocator_hook.shadow.recorder import Recorder
+
+    gpu = Gpu(name="H100", capability=(9, 0), multiprocessors=132, memory_bytes=1)
+    sink = Sink()
+    with Recorder(sink, cublas_workspace_bytes=0, gpu=gpu):
+        gradient = torch.empty(512, 4, 15360, dtype=torch.bfloat16, device="meta")
+        before = sum(sink.live.values())
+        result = gradient.sum(dim=dims)
+    assert sink.peak - before == 2 * result.numel() + 4 * columns * 18 * 32 * 4
