@@ -18,6 +18,27 @@ class Fault(NamedTuple):
 
 FAULTS: Final = (
     Fault(
+        "packed sequences without rounding",
+        "analyzer/modules/attention/cudnn.py",
+        "return max(fewest, 1 << (value - 1).bit_length())",
+        "return value",
+        "tests/modules/test_cudnn.py::test_a_graph_of_packed_sequences_has_rounded_sizes",
+    ),
+    Fault(
+        "a buffer of a sum for each column",
+        "analyzer/modules/reduction.py",
+        "return _ACCUMULATOR * columns * blocks * width * vector if blocks > 1 else 0",
+        "return _ACCUMULATOR * columns * blocks if blocks > 1 else 0",
+        "tests/modules/test_reduction.py::test_blocks_divide_the_rows",
+    ),
+    Fault(
+        "no buffer for the bias of an output layer",
+        "analyzer/modules/head.py",
+        "*(bias_gradient(shapes, rows=shapes.s * shapes.b, columns=model.padded_vocab_size // shapes.t) if biased else ()),",
+        "",
+        "tests/memory/test_measured_encoders.py::test_peaks_agree_with_measured_runs",
+    ),
+    Fault(
         "half of the capture's cuBLAS workspaces",
         "analyzer/memory/graphs/kept.py",
         "workspace = 2 * cublas_workspace_bytes(job)  # each of two threads has a handle",

@@ -19,8 +19,8 @@ from analyzer.launch.parse import parse
 from analyzer.predict import predict
 from tests.data_files import data_file
 
-NOT_MODELLED = "multimodal-llava/multimodal_llava_mcore_te_tp4_sp_cp2/dev_dgx_h100"
-"""Fused attention on packed sequences, deterministic and with context parallelism: its workspace is not known."""
+DETERMINISTIC = "multimodal-llava/multimodal_llava_mcore_te_tp4_sp_cp2/dev_dgx_h100"
+"""cuDNN's attention on packed sequences, deterministic and with context parallelism, whose workspace has 256 MiB."""
 FIGURES = ("allocated_bytes", "peak_allocated_bytes", "peak_allocated_first_iteration_bytes")
 
 
@@ -48,8 +48,7 @@ def test_figures_agree_with_measured_runs(figure: str) -> None:
     found = {name: abs(each[figure]) for name, each in errors().items()}
     assert len(found) == 8
     assert median(found.values()) <= 0.004
-    known = {name: error for name, error in found.items() if name != NOT_MODELLED}
-    assert max(known.values()) <= 0.005, max(known, key=lambda name: known[name])
+    assert max(found.values()) <= 0.006, max(found, key=lambda name: found[name])
 
 
 def test_the_norm_of_frozen_weights_is_the_peak_of_the_measured_mimo_models() -> None:
@@ -59,5 +58,6 @@ def test_the_norm_of_frozen_weights_is_the_peak_of_the_measured_mimo_models() ->
     assert all(abs(each["peak_allocated_bytes"]) <= 0.002 and abs(each["allocated_bytes"]) <= 0.0001 for each in mimo)
 
 
-def test_the_run_whose_workspace_is_not_known_is_too_low() -> None:
-    assert -0.12 < errors()[NOT_MODELLED]["peak_allocated_bytes"] < -0.1
+def test_the_gradients_of_the_scores_are_the_peak_of_a_deterministic_run_on_hopper() -> None:
+    """The workspace of 32 sequences, 4 heads, and 1,024 queries and keys, to which 904 tokens are rounded."""
+    assert abs(errors()[DETERMINISTIC]["peak_allocated_bytes"]) <= 0.003

@@ -1,7 +1,8 @@
 """cuDNN's fused attention and its helper kernels (csrc/extensions/attention.cpp).
 
 Saved for backward: one fp32 softmax statistic per head and query, and two int64 of RNG state. cuDNN allocates its own
-workspaces: non-deterministic backward accumulates dQ in fp32, as measured runs show.
+workspaces: non-deterministic backward accumulates dQ in fp32, as measured runs show, and on Hopper a deterministic one stores the
+gradients of all scores.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.te_kernels.allocate import empty, reject_quantizer
 from allocator_hook.shadow.te_kernels.enums import ENUMS, DType
 from allocator_hook.shadow.te_kernels.releases import is_before, with_names
+from analyzer.modules.attention.cudnn import score_gradients_bytes, stores_score_gradients
 
 LAYOUT = ENUMS["NVTE_QKV_Layout"]
 _BACKEND = ENUMS["NVTE_Fused_Attn_Backend"]
@@ -82,16 +84,24 @@ def fused_attn_fwd(
 
 
 def fused_attn_bwd(
-    max_seqlen_q: int, qkv_layout: int, attn_mask_type: int, window_size: Sequence[int], cu_seqlens_q: torch.Tensor,
-    Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, fake_dtype: torch.dtype, softmax_type: int = 0,
+    max_seqlen_q: int, max_seqlen_kv: int, qkv_layout: int, attn_mask_type: int, window_size: Sequence[int],
+    cu_seqlens_q: torch.Tensor, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, fake_dtype: torch.dtype,
+    softmax_type: int = 0, deterministic: bool = False,
 ) -> list[torch.Tensor | None]:  # fmt: skip
     """Return the gradients of query, key and value in their layout, then those of the bias (None) and the softmax offset."""
     layout = LAYOUT(qkv_layout).name.removeprefix("NVTE_")
     gradients = _split_gradients(layout, Q, K, V, fake_dtype)
     batch, heads = cu_seqlens_q.shape[0] - 1, Q.shape[-2]
     calls.attention("backward", Q, K, V, batch=batch, causal=_is_causal(attn_mask_type), window=window_size[0])
-    # cuDNN computes the sum of dO·O per query and accumulates dQ, both in fp32
-    scratch = [empty((batch, heads, max_seqlen_q), torch.float32), empty(Q.shape, torch.float32)]
+    # cuDNN computes the sum of dO·O per query and accumulates dQ, both in fp32, or stores the gradients of the scores
+    scratch = [empty((batch, heads, max_seqlen_q), torch.float32)]
+    if stores_score_gradients(torch.cuda.get_device_capability(), deterministic=deterministic):
+        packed = layout.startswith("T")
+        lengths = (Q.shape[0], K.shape[0]) if packed else (max_seqlen_q, max_seqlen_kv)
+        size = score_gradients_bytes(batch=batch, heads=heads, queries=lengths[0], keys=lengths[1], packed=packed)
+        scratch.append(empty((size,), torch.uint8))
+    else:
+        scratch.append(empty(Q.shape, torch.float32))
     del scratch
     learned = softmax_type == _SOFTMAX["NVTE_LEARNABLE_SOFTMAX"]
     return [*gradients, None, empty((1, heads, 1, 1), torch.float32) if learned else None]

@@ -125,11 +125,15 @@ def fused_attn_fwd(
 
 
 def fused_attn_bwd(
-    max_seqlen_q: int, qkv_layout: int, attn_mask_type: int, window_size: Sequence[int], cu_seqlens_q: torch.Tensor,
-    Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor,
+    max_seqlen_q: int, max_seqlen_kv: int, qkv_layout: int, attn_mask_type: int, window_size: Sequence[int],
+    cu_seqlens_q: torch.Tensor, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, deterministic: bool = False,
 ) -> list[torch.Tensor | None]:  # fmt: skip
     """Return the gradients of query, key, value and bias."""
-    return attention.fused_attn_bwd(max_seqlen_q, qkv_layout, attn_mask_type, window_size, cu_seqlens_q, Q, K, V, Q.dtype)[:4]
+    gradients = attention.fused_attn_bwd(
+        max_seqlen_q, max_seqlen_kv, qkv_layout, attn_mask_type, window_size, cu_seqlens_q, Q, K, V, Q.dtype,
+        deterministic=deterministic,
+    )  # fmt: skip
+    return gradients[:4]
 
 
 def fused_attn_fwd_qkvpacked(
@@ -141,11 +145,14 @@ def fused_attn_fwd_qkvpacked(
 
 
 def fused_attn_bwd_qkvpacked(
-    max_seqlen: int, qkv_layout: int, attn_mask_type: int, window_size: Sequence[int], cu_seqlens: torch.Tensor, QKV: torch.Tensor
-) -> list[torch.Tensor | None]:
+    max_seqlen: int, qkv_layout: int, attn_mask_type: int, window_size: Sequence[int], cu_seqlens: torch.Tensor, QKV: torch.Tensor,
+    deterministic: bool = False,
+) -> list[torch.Tensor | None]:  # fmt: skip
     """Return the gradients of the packed tensor and of the bias."""
     q, k, v = _unpacked(QKV, qkv_layout)
-    gradient, _, _, bias = fused_attn_bwd(max_seqlen, qkv_layout, attn_mask_type, window_size, cu_seqlens, q, k, v)
+    gradient, _, _, bias = fused_attn_bwd(
+        max_seqlen, max_seqlen, qkv_layout, attn_mask_type, window_size, cu_seqlens, q, k, v, deterministic
+    )
     return [None if gradient is None else _whole(gradient, QKV), bias]
 
 
@@ -158,12 +165,14 @@ def fused_attn_fwd_kvpacked(
 
 
 def fused_attn_bwd_kvpacked(
-    max_seqlen_q: int, qkv_layout: int, attn_mask_type: int, window_size: Sequence[int], cu_seqlens_q: torch.Tensor,
-    Q: torch.Tensor, KV: torch.Tensor,
+    max_seqlen_q: int, max_seqlen_kv: int, qkv_layout: int, attn_mask_type: int, window_size: Sequence[int],
+    cu_seqlens_q: torch.Tensor, Q: torch.Tensor, KV: torch.Tensor, deterministic: bool = False,
 ) -> list[torch.Tensor | None]:  # fmt: skip
     """Return the gradients of the query, of the packed tensor and of the bias."""
-    keys = _unpacked(KV, qkv_layout)
-    query, packed, _, bias = fused_attn_bwd(max_seqlen_q, qkv_layout, attn_mask_type, window_size, cu_seqlens_q, Q, *keys)
+    k, v = _unpacked(KV, qkv_layout)
+    query, packed, _, bias = fused_attn_bwd(
+        max_seqlen_q, max_seqlen_kv, qkv_layout, attn_mask_type, window_size, cu_seqlens_q, Q, k, v, deterministic
+    )
     return [query, None if packed is None else _whole(packed, KV), bias]
 
 

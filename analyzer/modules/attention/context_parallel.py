@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from analyzer.modules.attention.cudnn import score_gradients, stores_score_gradients
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Tensor
@@ -109,23 +110,33 @@ def output_is_new(shapes: Shapes) -> bool:
 
 
 def gradient_scratch(
-    shapes: Shapes, *, query: int, grouped: bool, expanded: int | None = None, inner: int = 1
+    shapes: Shapes,
+    *,
+    query: int,
+    grouped: bool,
+    expanded: int | None = None,
+    inner: int = 1,
+    lengths: tuple[int, int] | None = None,
 ) -> tuple[Tensor, ...]:
     """Workspace of the backward kernel, for `query` elements of queries per token, with heads split over `inner` ranks.
 
-    Both cuDNN (dQ_accum in cudnn_frontend/node/scaled_dot_product_flash_attention.h) and flash-attn 2 (dq_accum in
+    `lengths`: queries and keys of a sequence in one call, by default those of the rank, gathered over `inner` ranks. Both cuDNN
+    (dQ_accum in cudnn_frontend/node/scaled_dot_product_flash_attention.h) and flash-attn 2 (dq_accum in
     csrc/flash_attn/flash_api.cpp) accumulate the query gradient in fp32. Deterministic flash-attn 2 uses as many partial
-    sums as fill the GPU (`mha_bwd`: (multiprocessors + b·a - 1) / (b·a)). With fewer key heads than query heads, flash-attn
-    first computes key and value gradients for every query head: `expanded` elements each, `query` by default.
+    sums as fill the GPU (`mha_bwd`: (multiprocessors + b·a - 1) / (b·a)), and deterministic cuDNN on Hopper stores the gradients
+    of the scores. With fewer key heads than query heads, flash-attn first computes key and value gradients for every query head:
+    `expanded` elements each, `query` by default.
     """
     flash = shapes.model.attention_backend == "flash"
-    parts = 1
+    parts, heads = 1, shapes.model.num_attention_heads // (shapes.t * inner)
     if flash and shapes.inputs.deterministic:
-        heads = shapes.b * shapes.model.num_attention_heads // (shapes.t * inner)
-        parts = ceil_div(shapes.inputs.multiprocessors, heads)
+        parts = ceil_div(shapes.inputs.multiprocessors, shapes.b * heads)
+    sums = _statistics(shapes, "row sums of the output times its gradient")
+    if not flash and stores_score_gradients(shapes.inputs.compute_capability, deterministic=shapes.inputs.deterministic):
+        return (score_gradients(shapes, heads, lengths=lengths or (shapes.s * inner, shapes.s * inner)), sums)
     found = [
         shapes.wide("query gradient in fp32", parts * query, "a·d/t" if parts == 1 else "parts·a·d/t", dtype="fp32"),
-        _statistics(shapes, "row sums of the output times its gradient"),
+        sums,
     ]
     if grouped and flash:
         found.append(shapes.wide("key and value gradients of every head", 2 * (expanded or query), "a·d/t"))
@@ -285,7 +296,13 @@ def _backward_of_gathered(exchange: Exchange) -> Iterator[Tensor]:
         yield one("query and output gradient of a chunk", exchange.output)
         yield one("keys and values of a chunk", ring * exchange.pair)
     # workspace of the kernel for one chunk; then key gradients are sorted, while the arguments of the kernel are referenced
-    scratch = gradient_scratch(exchange.shapes, query=exchange.query // 2, expanded=ring * exchange.query, grouped=exchange.grouped)
+    scratch = gradient_scratch(
+        exchange.shapes,
+        query=exchange.query // 2,
+        expanded=ring * exchange.query,
+        grouped=exchange.grouped,
+        lengths=(exchange.shapes.s // 2, ring * exchange.shapes.s),
+    )
     sorting = [one("sorted key gradients", ring * exchange.key)]
     if exchange.copied:
         sorting.append(one("key and value gradients in [b,s,a,d]", ring * exchange.pair))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from analyzer.modules.attention.core_attention import FUSED, QKV_GRADIENTS, Heads, kernel_under_checkpoint
+from analyzer.modules.attention.cudnn import score_gradients, stores_score_gradients
 from analyzer.modules.attention.unfused_attention import (
     backward_workspace,
     forward_workspace,
@@ -121,6 +122,9 @@ def _fused(cross: Shapes, encoder: Shapes, inputs: tuple[Tensor, ...]) -> Module
     """cuDNN's fused attention. Its backward sums dO·O for each query and accumulates the gradient of the queries, both in fp32."""
     heads = Heads(cross)
     rows = cross.b * heads.count * cross.s
+    scratch = replace(heads.tensor("query gradient", heads.query), dtype="fp32", formula="4·s·b·a·d/t")
+    if stores_score_gradients(cross.inputs.compute_capability, deterministic=cross.inputs.deterministic):
+        scratch = score_gradients(cross, heads.count, lengths=(cross.s, encoder.s))
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
@@ -135,7 +139,7 @@ def _fused(cross: Shapes, encoder: Shapes, inputs: tuple[Tensor, ...]) -> Module
             heads.tensor(QKV_GRADIENTS, heads.query),
             encoder.wide("key and value gradients", 2 * heads.key, "2·g·d/t"),
             cross.statistics("sum of dO·O", rows, "4·b·a·s/t"),
-            replace(heads.tensor("query gradient", heads.query), dtype="fp32", formula="4·s·b·a·d/t"),
+            scratch,
         ),
         source=FUSED,
     )

@@ -222,6 +222,11 @@ GRID = {
     "deepseek, attention recomputed": f"--bf16 {DEEPSEEK} --recompute-activations",
     "deepseek, unfused attention recomputed": f"--bf16 {DEEPSEEK} --attention-backend unfused --recompute-activations",
     "llama, flash attention, deterministic": f"--bf16 {LLAMA} --attention-backend flash --deterministic-mode",
+    "llama, fused attention, deterministic": f"--bf16 {LLAMA} --attention-backend fused --deterministic-mode",
+    "llama, fused attention, deterministic, a2a": f"--bf16 {LLAMA} --attention-backend fused --deterministic-mode "
+    "--context-parallel-size 2 --cp-comm-type a2a",
+    "llama, fused attention, deterministic, all-gather": f"--bf16 {LLAMA} --attention-backend fused --deterministic-mode "
+    "--context-parallel-size 2 --cp-comm-type all_gather",
     "qwen3": f"--bf16 {QWEN} {SPLIT} --expert-tensor-parallel-size 1",
     "gpt-oss": f"--bf16 {GPT_OSS} --recompute-granularity selective --recompute-modules moe_act layernorm",
     "gpt-oss, yarn": f"--bf16 {GPT_OSS} --position-embedding-type yarn --moe-permute-fusion --info-megatron 0.19.0",
