@@ -10,6 +10,7 @@ from analyzer.launch.info_options import MODEL
 from analyzer.launch.model_config import dense, experts, gpt_style, hybrid, latent, linear, llama_like, shared_experts
 from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
+from analyzer.launch.model_config.refused import refusal
 
 FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "llama": dense.llama,
@@ -63,50 +64,6 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "qwen3_5_moe": linear.qwen3_5_moe,
     "qwen3_5_moe_text": linear.qwen3_5_moe,
 }
-REFUSED: Final = {
-    "ALiBi positions": ("bloom", "mpt"),
-    "an encoder": ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "whisper", "marian", "m2m_100", "nllb_moe", "t5gemma"),
-    "bidirectional attention": ("bert", "roberta", "deberta", "deberta_v2", "distilbert", "electra", "albert", "modernbert"),
-    "Mamba layers beside attention in one layer, or Mamba layers of the first version": (
-        "mamba",
-        "mamba2",
-        "falcon_mamba",
-        "falcon_h1",
-        "jamba",
-        "bamba",
-        "zamba",
-        "zamba2",
-    ),
-    "Kimi delta attention, which no release of Megatron-LM has": ("kimi_linear", "glm5_next", "glm5_next_text"),
-    "lightning attention": ("minimax", "minimax_text_01", "minimax_m1", "bailing_hybrid"),
-    "linear attention of another kind": ("rwkv", "recurrent_gemma", "olmo_hybrid", "lfm2", "lfm2_moe"),
-    "norms after attention and FFN": (
-        "gemma2",
-        "gemma3_text",
-        "gemma3",
-        "gemma3n",
-        "gemma3n_text",
-        "gemma4",
-        "gemma4_text",
-        "olmo2",
-        "olmo3",
-        "flex_olmo",
-        "glm4",
-        "exaone4",
-        "exaone_moe",
-        "vaultgemma",
-    ),
-    "norms without weights": ("olmo",),
-    "one norm for parallel attention and FFN": ("gptj", "codegen", "cohere", "cohere2", "cohere2_moe", "phi"),
-    "biases in its norms and output layer, and routing by sparse mixing": ("phimoe",),
-    "a learned activation function (xIELU)": ("apertus",),
-    "two attention layers and a FFN beside the experts in each layer": ("longcat_flash",),
-    "other head sizes in a part of its layers": ("mimo_v2_flash", "step3p5"),
-    "compressed sparse attention and hyper-connections": ("deepseek_v4",),
-}
-"""Types that are not modelled, by the part that the options of a GPT in Megatron-LM do not give."""
-
-
 TEXT_MODELS: Final = frozenset({"qwen3_vl", "qwen3_vl_moe", "llama4", "mistral3", "kimi_k25"})
 """Types with a vision encoder whose language model is read from text_config."""
 
@@ -119,11 +76,10 @@ def megatron_model(config: Configuration) -> MegatronModel:
     if kind in TEXT_MODELS and "text_config" in config.values:
         text, notes = linear.text_model(config)
         return megatron_model(text).noting(*notes)
+    if (refused := refusal(config.name, kind)) is not None:
+        raise refused
     if "vision_config" in config.values or "audio_config" in config.values:
         raise config.not_expressible(f"inputs other than text (model_type {kind})")
-    for what, kinds in REFUSED.items():
-        if kind in kinds:
-            raise config.not_expressible(f"{what} (model_type {kind})")
     raise UnsupportedError(
         MODEL,
         f"{config.name} has the model_type {kind!r}, which is not known",

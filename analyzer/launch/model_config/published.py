@@ -14,6 +14,7 @@ from typing import Any, Final
 from analyzer.errors import InputError
 from analyzer.launch.info_options import MODEL
 from analyzer.launch.model_config.configuration import Configuration
+from analyzer.launch.model_config.refused import refusal_of_name
 from analyzer.launch.written_files import as_written
 
 CATALOGUE: Final = Path(__file__).with_name("published.json")
@@ -56,7 +57,7 @@ def _published(reference: str) -> Configuration:
     names = dict(_names())
     entry = names.get(wanted)
     if entry is None:
-        raise _unknown(reference, names)
+        raise refusal_of_name(reference.strip("/")) or _unknown(reference, names)
     name, values = entry
     return Configuration(values, name)
 

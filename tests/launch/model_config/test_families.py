@@ -10,8 +10,9 @@ import pytest
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.model_config.configuration import Configuration
-from analyzer.launch.model_config.families import FAMILIES, REFUSED, megatron_model
+from analyzer.launch.model_config.families import FAMILIES, megatron_model
 from analyzer.launch.model_config.published import CATALOGUE
+from analyzer.launch.model_config.refused import REFUSED
 from tests.launch.model_config.configurations import notes, options, published, words, write_config
 
 SCRIPTS = {
@@ -125,7 +126,7 @@ def test_differences_are_stated(tmp_path: Path) -> None:
         ("tiiuae/falcon-7b", {"alibi": True}, "ALiBi"),
         ("meta-llama/Llama-2-7b-hf", {"mlp_bias": True}, "biases in its FFN"),
         ("deepseek-ai/DeepSeek-V3", {"attention_bias": True}, "biases in its multi-latent attention"),
-        ("meta-llama/Llama-2-7b-hf", {"model_type": "gemma3", "vision_config": {}}, "inputs other than text"),
+        ("meta-llama/Llama-2-7b-hf", {"model_type": "idefics3", "vision_config": {}}, "inputs other than text"),
         ("meta-llama/Llama-2-7b-hf", {"model_type": "bloom"}, "ALiBi positions (model_type bloom)"),
     ],
 )
@@ -322,6 +323,9 @@ def test_the_layers_with_linear_attention(kinds: str, written: str, tmp_path: Pa
         ("longcat_flash", "two attention layers"),
         ("deepseek_v4", "hyper-connections"),
         ("phimoe", "biases in its norms"),
+        ("qwen2_5_vl", "attention inside windows of an image"),
+        ("internvl_chat", "InternViT encoder"),
+        ("bert", "give the launch of pretrain_bert.py"),
     ],
 )
 def test_families_without_layers_in_megatron_are_refused(kind: str, part: str) -> None:

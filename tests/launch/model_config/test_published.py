@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.errors import InputError
-from analyzer.launch.model_config.published import CATALOGUE, read_configuration
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.model_config.published import CATALOGUE, published_names, read_configuration
+from analyzer.launch.model_config.refused import refusal_of_name
 from tests.launch.model_config.configurations import NOWHERE, published, write_config
 
 
@@ -71,3 +72,28 @@ def test_faults(reference: str, content: str | None, part: str, tmp_path: Path) 
         read_configuration(reference, folder=tmp_path)
     assert error.value.option == "--info-model"
     assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("google/gemma-2-9b", "norms after attention and FFN"),
+        ("gemma-3-27b-it", "norms after attention and FFN"),
+        ("moonshotai/Kimi-Linear-48B-A3B-Base", "Kimi delta attention"),
+        ("MiniMaxAI/MiniMax-Text-01", "lightning attention"),
+        ("Qwen/Qwen2-VL-7B-Instruct", "rotary positions in two dimensions"),
+        ("Qwen/Qwen2.5-VL-72B-Instruct", "attention inside windows of an image"),
+        ("llava-hf/llava-v1.6-mistral-7b-hf", "depends on the size of an image"),
+        ("OpenGVLab/InternVL3-8B", "InternViT encoder"),
+        ("nvidia/Llama-3.1-Nemotron-Nano-VL-8B-V1", "examples/multimodal/train.py"),
+        ("google-t5/t5-11b", "pretrain_t5.py"),
+    ],
+)
+def test_models_of_refused_families_are_refused_by_name(name: str, part: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=part) as caught:
+        read_configuration(name, folder=tmp_path)
+    assert name in str(caught.value)
+
+
+def test_no_published_model_has_the_beginning_of_a_refused_name() -> None:
+    assert not [name for name in published_names() if refusal_of_name(name) is not None]
