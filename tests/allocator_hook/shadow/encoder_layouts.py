@@ -50,6 +50,6 @@ ENCODERS: Final = {
     "t5, local, uniform recompute": "--bf16 --transformer-impl local --recompute-granularity full --recompute-method uniform "
     "--recompute-num-layers 3",
     "t5, local, selective recompute": "--bf16 --transformer-impl local --recompute-activations",
-    "t5, fused attention, deterministic": "--attention-backend fused --deterministic-mode",
+    "t5, fused attention, deterministic": "--bf16 --attention-backend fused --deterministic-mode",
     "t5, deterministic, tp4": f"{_UNFUSED} --deterministic-mode --tensor-model-parallel-size 4",
 }
