@@ -43,6 +43,7 @@ class Gpu(NamedTuple):
             capacity_bytes=int(self.capacity_gib * GIB) // MIB * MIB,
             compute_capability=self.compute_capability,
             multiprocessors=self.multiprocessors,
+            nvlink_domain=NVLINK_DOMAINS.get(self.name, HardwareSpec.nvlink_domain),
         )
 
 
@@ -103,6 +104,8 @@ GPUS: Final[tuple[Gpu, ...]] = (
 )
 # fmt: on
 
+NVLINK_DOMAINS: Final = {"GB200-186GB": 72, "GB300-288GB": 72}
+"""GPUs that NVLink connects, where it is more than a node. Source: as `nvlink_domain` in speeds.json."""
 DEFAULT_VARIANTS: Final = {"h100": "H100-80GB"}
 """Names of several rows that nearly always mean one of them. Other ambiguous names are refused."""
 
@@ -218,10 +221,8 @@ def _read(nvml: ModuleType, index: int) -> HardwareSpec:
     except (TypeError, AttributeError, nvml.NVMLError):
         capacity = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     try:
-        multiprocessors: int | None = find(name)[0].multiprocessors
+        known = find(name)[0].spec
     except InputError:
-        multiprocessors = None
+        known = HardwareSpec()
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return HardwareSpec(
-        name=name, capacity_bytes=capacity, compute_capability=(int(major), int(minor)), multiprocessors=multiprocessors
-    )
+    return replace(known, name=name, capacity_bytes=capacity, compute_capability=(int(major), int(minor)))

@@ -29,6 +29,8 @@ class HardwareSpec:
     """Memory that should remain free: with less headroom a launch is tight."""
     compute_capability: tuple[int, int] | None = None
     multiprocessors: int | None = None
+    nvlink_domain: int = 8
+    """GPUs that NVLink connects: those of a node, or of a rack."""
 
     @property
     def is_amd(self) -> bool:

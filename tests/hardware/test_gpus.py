@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from analyzer.errors import InputError
 from analyzer.hardware import gpus
+from analyzer.hardware.speeds import speed_of
 from analyzer.specs import HardwareSpec
 
 GIB = 2**30
@@ -200,3 +201,12 @@ def test_there_is_no_verdict_without_device_package_or_driver(monkeypatch: pytes
         assert reason in notes[0]
     monkeypatch.setattr(gpus, "DRIVER_FILES", ("/no/such/file",))
     assert "no NVIDIA driver" in gpus.hardware(None, None)[1][0]
+
+
+def test_nvlink_connects_as_many_gpus_as_the_speeds_say() -> None:
+    for gpu in gpus.GPUS:
+        speed = speed_of(gpu.name)
+        if speed is not None and speed.nvlink_domain > 8:
+            assert gpu.spec.nvlink_domain == speed.nvlink_domain, gpu.name
+        else:
+            assert gpu.spec.nvlink_domain == HardwareSpec.nvlink_domain, gpu.name

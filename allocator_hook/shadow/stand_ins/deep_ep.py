@@ -154,7 +154,7 @@ class HybridEPBuffer:
         probabilities = None
         if probs is not None:
             probabilities = empty((rows,), torch.float32)
-            _record(_sized(probabilities, (arrived, handle[2])), self.group)
+            _record(_sized(probabilities, (arrived, self.local * self.group.size())), self.group)
         each = empty((self.local,), torch.int64)
         means.put(each, rows / self.local, padded=True)
         return permuted, probabilities, None, each, handle
@@ -169,7 +169,7 @@ class HybridEPBuffer:
         combined = empty((tokens, hidden.shape[1]), hidden.dtype)
         if probs is None:
             return combined, None
-        _record(_sized(probs, (arrived, topk)), self.group)
+        _record(_sized(probs, (arrived, self.local * self.group.size())), self.group)
         return combined, empty((tokens, self.local * self.group.size()), torch.float32)
 
     def _arrived(self, tokens: int, topk: int) -> int:

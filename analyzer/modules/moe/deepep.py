@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.moe.flex import arrivals, collectives
+from analyzer.modules.moe.flex import arrivals, collectives, experts_of_token
 from analyzer.modules.moe.routing import (
     ARRIVED_ROWS,
     LOCAL_ROWS,
@@ -59,6 +59,7 @@ def deepep_dispatch(shapes: ExpertShapes) -> Module:
     routing = Routing(shapes)
     arrived, local = arrivals(routing), routing.local_experts
     choices = (routing.tokens, routing.moe.topk * routing.etp)
+    choices_of_token = experts_of_token(routing) * routing.etp
     return Module(
         name="dispatch",
         kind=ModuleKind.DISPATCH,
@@ -81,7 +82,9 @@ def deepep_dispatch(shapes: ExpertShapes) -> Module:
             shapes.hidden("token gradient"),
         ),
         collectives=tuple(
-            each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase, weights=True)
+            each
+            for phase in ("forward", "backward")
+            for each in collectives(routing, arrived, phase=phase, weights=choices_of_token)
         ),
         source="MoEFlexTokenDispatcher with DeepEP",
     )
@@ -167,8 +170,6 @@ def deepep_combine(shapes: ExpertShapes) -> Module:
             # shared experts read the gradient of the sum later
             (*((gradient,) if shared else ()), received, routing.row_tensor("row gradients", routing.rows)),
         ),
-        collectives=tuple(
-            each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase, weights=False)
-        ),
+        collectives=tuple(each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase)),
         source="MoEFlexTokenDispatcher with DeepEP",
     )

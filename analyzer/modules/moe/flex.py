@@ -34,10 +34,9 @@ def expected_arrivals(tokens: int, experts: int, local: int, *, topk: int, imbal
     return min(tokens, int(tokens * (1 - missed) * imbalance))
 
 
-def collectives(routing: Routing, arrived: int, *, phase: str, weights: bool) -> tuple[Collective, ...]:
-    """The messages of one direction: tokens and, if `weights`, the weights of their expert choices."""
+def collectives(routing: Routing, arrived: int, *, phase: str, weights: int = 0) -> tuple[Collective, ...]:
+    """The messages of one direction: tokens and, if `weights`, that number of weights with each token, in fp32."""
     tokens = routing.message("all_to_all", "tp_ep", (arrived, routing.width), routing.shapes.dtype, phase)
     if not weights:
         return (tokens,)
-    choices = experts_of_token(routing) * routing.etp
-    return (tokens, routing.message("all_to_all", "tp_ep", (arrived, choices), "fp32", phase))
+    return (tokens, routing.message("all_to_all", "tp_ep", (arrived, weights), "fp32", phase))

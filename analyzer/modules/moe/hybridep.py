@@ -31,10 +31,10 @@ def hybridep_buffer_bytes(shapes: ExpertShapes) -> int:
     """Bytes of the buffers: for all tokens of the group, and between domains for the tokens of a rank, sent and received."""
     routing = Routing(shapes)
     ranks = routing.ep * routing.etp
-    domain, domains = routing.flex.nvlink_ranks, ranks // routing.flex.nvlink_ranks
+    domains = ranks // routing.flex.nvlink_ranks
     tokens = max(routing.tokens, FEWEST_TOKENS)
     values, scales = 2 * routing.width, 4 * (routing.width // SCALE_BLOCK)
-    weights = 4 * routing.local_experts * domain
+    weights = 4 * weights_of_token(routing)
     near = tokens * ranks * (values + scales + weights)
     if domains == 1:
         return near
@@ -42,6 +42,15 @@ def hybridep_buffer_bytes(shapes: ExpertShapes) -> int:
     to_experts = tokens * (domains - 1) * (values + scales + weights)
     back = 2 * tokens * (domains - 1) * (values + weights)  # sums of this domain and of the other domains
     return near + sent + to_experts + back
+
+
+def weights_of_token(routing: Routing) -> int:
+    """Weights that are sent with each token: those of all experts of the NVLink domain, chosen or not.
+
+    Source: `S2G_warp_group_device_function` and `inter_node_G2S_warp_group_device_function` of
+    csrc/hybrid_ep/backend/hybrid_ep_backend.cuh (NUM_OF_EXPERTS_PER_RANK * NUM_OF_RANKS_PER_NODE).
+    """
+    return routing.local_experts * routing.flex.nvlink_ranks
 
 
 def hybridep_dispatch(shapes: ExpertShapes) -> Module:
@@ -86,8 +95,8 @@ def hybridep_dispatch(shapes: ExpertShapes) -> Module:
         ),
         collectives=(
             Collective(kind="all_gather", group="tp_ep", shape=full_map.shape, dtype="bool", phase="forward"),
-            *collectives(routing, arrived, phase="forward", weights=True),
-            *collectives(routing, arrived, phase="backward", weights=True),
+            *collectives(routing, arrived, phase="forward", weights=weights_of_token(routing)),
+            *collectives(routing, arrived, phase="backward", weights=weights_of_token(routing)),
         ),
         source="MoEFlexTokenDispatcher with HybridEP",
     )
@@ -108,8 +117,6 @@ def hybridep_combine(shapes: ExpertShapes) -> Module:
             *shared_output(routing),
         ),
         backward_workspace=(gradient, routing.row_tensor("row gradients", routing.rows)),
-        collectives=tuple(
-            each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase, weights=False)
-        ),
+        collectives=tuple(each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase)),
         source="MoEFlexTokenDispatcher with HybridEP",
     )

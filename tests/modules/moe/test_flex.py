@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 
 from analyzer.errors import InputError
+from analyzer.hardware.gpus import find
 from analyzer.memory.device_overhead import outside_allocator_bytes
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.moe.dispatchers import flex_buffer_bytes
@@ -85,6 +86,28 @@ def test_hybridep_buffers_between_nvlink_domains() -> None:
     near = 8 * S * (values + scales + weights)
     far = S * (values + scales + 2 * weights) + S * (values + scales + weights) + 2 * S * (values + weights)
     assert flex_buffer_bytes(shapes_of(job)) == near + far
+
+
+def test_hybridep_sends_the_weights_of_all_experts_of_the_domain_with_each_token() -> None:
+    """hybrid_ep_backend.cuh: NUM_OF_EXPERTS_PER_RANK * NUM_OF_RANKS_PER_NODE floats, also of experts that were not chosen."""
+
+    def weights(environ: dict[str, str]) -> set[tuple[int, ...]]:
+        tree = rank_classes(job_of(f"{HYBRID} 8", environ=environ))[0].trees[0]
+        calls = [call for _, module in tree.walk() for call in module.collectives if module.name in ("dispatch", "combine")]
+        return {call.shape for call in calls if call.kind == "all_to_all" and call.dtype == "fp32"}
+
+    assert weights({}) == {(arrivals(routing(8)), 8)}
+    assert weights({"NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": "4"}) == {(arrivals(routing(8)), 4)}
+
+
+@pytest.mark.parametrize(("ranks", "experts", "gpu", "domain"), [
+    (16, 16, "GB200", 16), (64, 64, "GB300", 64), (72, 72, "GB200", 72), (128, 128, "GB200", 64), (64, 64, "B200", 8),
+])  # fmt: skip
+def test_hybridep_finds_the_ranks_that_nvlink_connects(ranks: int, experts: int, gpu: str, domain: int) -> None:
+    """`detect_accessible_ranks` (csrc/hybrid_ep/allocator/allocator.cu): those of a node, or of a rack."""
+    line = f"{HYBRID} {ranks} --num-experts {experts} --global-batch-size {ranks * 2}"
+    job = job_of(line, gpus=ranks, gpu=find(gpu)[0].spec)
+    assert Routing(shapes_of(job)).flex.nvlink_ranks == domain
 
 
 def test_hybridep_buffers_have_space_for_at_least_512_tokens() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import option, positive, switched_on, text
-from analyzer.specs import FlexSpec, ModelSpec, ParallelSpec
+from analyzer.specs import FlexSpec, HardwareSpec, ModelSpec, ParallelSpec
 from analyzer.specs.rules.violation import multiple_near
 from analyzer.units import natural
 
@@ -31,7 +31,6 @@ Its first versions, and rows in FP8, which Megatron does not send, need a multip
 """
 DOMAIN_VARIABLES: Final = ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", "NUM_OF_RANKS_PER_NVLINK_DOMAIN")
 """Of newer and older releases of HybridEP."""
-DOMAIN: Final = 8
 
 
 def flex_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, num_experts: int, padded: bool) -> FlexSpec:
@@ -51,7 +50,7 @@ def flex_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, 
                 f"cannot be used with {flag} hybridep",
                 f"leave it out, or use {flag} deepep",
             )
-        return _hybridep(arguments, model=model, ranks=ranks, local_experts=num_experts // parallel.expert, environ=launch.environ)
+        return _hybridep(launch, model=model, ranks=ranks, local_experts=num_experts // parallel.expert)
     if backend != "deepep":
         raise UnsupportedError(
             f"{flag} {backend}", "its buffers are not modelled", f"use {flag} deepep or hybridep, or another dispatcher"
@@ -77,7 +76,8 @@ def _deepep(arguments: Arguments, *, ranks: int, padded: bool) -> FlexSpec:
     return FlexSpec(backend="deepep", sms=sms)
 
 
-def _hybridep(arguments: Arguments, *, model: ModelSpec, ranks: int, local_experts: int, environ: Mapping[str, str]) -> FlexSpec:
+def _hybridep(launch: LaunchInput, *, model: ModelSpec, ranks: int, local_experts: int) -> FlexSpec:
+    arguments = launch.arguments
     named = f"{option(arguments, 'moe_flex_dispatcher_backend')} hybridep"
     if ranks == 1:
         raise InputError(named, "needs more than one rank that shares experts", "use --expert-model-parallel-size 2 or more")
@@ -88,7 +88,7 @@ def _hybridep(arguments: Arguments, *, model: ModelSpec, ranks: int, local_exper
             f"needs a row length that is a multiple of {HYBRIDEP_WIDTH}, and it is {width}",
             f"use --hidden-size {multiple_near(width, HYBRIDEP_WIDTH)}, or another dispatcher",
         )
-    domain = min(ranks, _domain(environ))
+    domain = min(ranks, _domain(launch.environ, ranks=ranks, gpu=launch.gpu))
     if ranks % domain or domain % 2 or local_experts * domain % 4:
         raise InputError(
             named,
@@ -99,13 +99,19 @@ def _hybridep(arguments: Arguments, *, model: ModelSpec, ranks: int, local_exper
     return FlexSpec(backend="hybridep", nvlink_ranks=domain)
 
 
-def _domain(environ: Mapping[str, str]) -> int:
+def _domain(environ: Mapping[str, str], *, ranks: int, gpu: HardwareSpec) -> int:
+    """Ranks whose memory a rank can access: those that a variable gives, or those that the library finds.
+
+    Of a rack that a group does not fill evenly, it is assumed to use a power of two. Source: `detect_accessible_ranks` of
+    csrc/hybrid_ep/allocator/allocator.cu.
+    """
     for name in DOMAIN_VARIABLES:
         written = environ.get(name)
         if written is None:
             continue
         number = natural(written)
         if not number:
-            raise InputError(name, f"{written!r} is not a number of ranks", f"set it to {DOMAIN}, or unset it")
+            raise InputError(name, f"{written!r} is not a number of ranks", f"set it to {gpu.nvlink_domain}, or unset it")
         return number
-    return DOMAIN
+    found = gpu.nvlink_domain
+    return found if ranks % found == 0 else 1 << (found.bit_length() - 1)
