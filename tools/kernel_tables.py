@@ -33,6 +33,7 @@ from analyzer.specs.speed import SpeedSpec
 from analyzer.time.kernels.seconds import ATTENTION_TILE, TILES
 from analyzer.time.kernels.tables import FILE
 from analyzer.time.work.kernels import BYTES, Precision
+from analyzer.time.work.linear_attention import bytes_of_rule
 
 SYSTEMS: Final = {
     "A100-80GB": "a100_sxm", "H100-80GB": "h100_sxm", "H200-141GB": "h200_sxm", "B200-180GB": "b200_sxm", "B300-288GB": "b300_sxm",
@@ -46,6 +47,8 @@ DEPTHS: Final = (512, 2048, 8192, 32768)
 """Points of the grid of residuals: m, n and k."""
 SMALLEST: Final = 128
 """Smallest m, n and k of the products that are used."""
+FEWEST_TOKENS: Final = 16384
+"""Tokens from which on scans and convolutions are used."""
 MEMORY: Final = 0.85
 """Share of the memory bandwidth that the traffic of a kernel reaches."""
 STEEPEST: Final = 0.6
@@ -253,6 +256,44 @@ def attention_table(folder: Path, speed: SpeedSpec) -> dict[str, Any]:
     return {"values": values, "errors": {"attention": _errors(errors)}}
 
 
+def scan_table(folder: Path, speed: SpeedSpec) -> dict[str, Any]:
+    """The shares of the memory bandwidth that the forward of a chunked scan and of a causal convolution reach.
+
+    The scan is the delta rule of a gated delta net with as many heads of keys as of values, as Megatron-LM runs it; its bytes are
+    those of `analyzer.time.work.linear_attention`. Of both, shapes are used whose time is not that of starting the kernels. A GPU
+    without these tables gets no values.
+    """
+    found: dict[str, float] = {}
+    errors: dict[str, Any] = {}
+    for name, table, kernel, moved in (
+        ("memory_scan", "gdn_perf.parquet", "chunk_gated_delta_rule", _bytes_of_delta_rule),
+        ("memory_convolution", "mamba2_perf.parquet", "causal_conv1d_fn", _bytes_of_convolution),
+    ):
+        path = _newest(folder / "linear_attention" / "trtllm", table)
+        if path is None:
+            continue
+        rows = pd.read_parquet(path)
+        rows = rows[(rows.phase == "context") & (rows.kernel_source == kernel) & (rows.num_tokens >= FEWEST_TOKENS)]
+        if kernel == "chunk_gated_delta_rule":
+            rows = rows[rows.num_k_heads == rows.num_v_heads]
+        shares = moved(rows).to_numpy(float) / (rows.latency.to_numpy(float) / 1e3) / speed.hbm_bytes
+        found[name] = round(float(np.median(shares)), 3)
+        errors[name] = _errors(np.abs(found[name] / shares - 1))
+        print(f"  {name}: {found[name]}, error {_percent(np.abs(found[name] / shares - 1))} of {len(shares)}")
+    return {"values": found, "errors": errors}
+
+
+def _bytes_of_delta_rule(rows: Any) -> Any:
+    """Bytes of the forward of `delta_rule`."""
+    keys, values = rows.num_v_heads * rows.head_k_dim, rows.num_v_heads * rows.head_v_dim
+    return rows.num_tokens * bytes_of_rule(keys, values, rows.num_v_heads, rows.head_k_dim * rows.head_v_dim)[0]
+
+
+def _bytes_of_convolution(rows: Any) -> Any:
+    """Each channel of each token is read and written in 16 bit."""
+    return 4.0 * rows.num_tokens * (rows.nheads * rows.head_dim + 2 * rows.n_groups * rows.d_state)
+
+
 def _text(document: dict[str, Any]) -> str:
     """JSON with one line for each grid."""
     text = json.dumps(document, indent=1)
@@ -279,10 +320,11 @@ def main() -> None:
         assert table is not None
         rows = pd.read_parquet(table)
         products, attention = gemm_tables(rows, speed), attention_table(data / system, speed)
+        scan = scan_table(data / system, speed)
         document["gpus"][gpu] = {
-            "values": {**products["values"], **attention["values"]},
+            "values": {**products["values"], **attention["values"], **scan["values"]},
             "residuals": products["residuals"],
-            "errors": {**products["errors"], **attention["errors"]},
+            "errors": {**products["errors"], **attention["errors"], **scan["errors"]},
             "source": f"aiconfigurator-core 0.12.0, systems/data/{system}",
         }
     if args.write:

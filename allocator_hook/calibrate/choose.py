@@ -86,7 +86,7 @@ def kernels_of_launch(job: TrainingJob, speed: SpeedSpec, rates: Efficiencies) -
 
 
 def measurable(kernel: Kernel) -> Kernel | None:
-    """The kernel that is measured in place of a kernel of a launch; None for one without work.
+    """The kernel that is measured in place of a kernel of a launch; None for one without work, scans and convolutions.
 
     Attention is measured with as many keys as queries and the full causal mask, also for windows and context parallelism. Weight
     gradients of quantized layers are measured without the addition to the buffer, and sizes of quantized GEMMs are rounded up to
@@ -99,7 +99,7 @@ def measurable(kernel: Kernel) -> Kernel | None:
     if isinstance(kernel, Attention):
         tokens = kernel.queries
         return kernel._replace(keys=tokens, pairs=tokens * tokens / 2)
-    if kernel.bytes < MIB:
+    if kernel.bytes < MIB or kernel.kind in ("scan", "convolution"):
         return None
     name = kernel.name.removesuffix(" gradient")
     kept = name if name in ("norm", "permutation", "reverse permutation", "quantization") else "residual add"

@@ -59,6 +59,10 @@ class Efficiencies:
     """Share of the memory bandwidth that element-wise kernels reach, and the traffic of GEMMs."""
     memory_permute: float
     """The same for routing and permutation."""
+    memory_scan: float
+    """The same for the chunks of a scan or of linear attention alone: multiprocessors limit these kernels, and not the memory."""
+    memory_convolution: float
+    """The same for convolutions of each channel."""
     nvlink: float
     """Share of the NVLink bandwidth that collectives of many ranks reach."""
     nvlink_few: float

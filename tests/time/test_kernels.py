@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from analyzer.time.efficiencies import efficiencies_of
 from analyzer.time.kernels.seconds import attention_seconds, fill, gemm_seconds, kernel_seconds, least_gemm_seconds
 from analyzer.time.work.kernels import Attention, Gemm, MemoryBound
+from analyzer.time.work.linear_attention import bytes_of_rule
 from tests.examples import examples
 from tests.time.speeds import ROUND, ideal, known
 
@@ -64,6 +65,33 @@ def test_memory_bound_kernels() -> None:
     assert kernel_seconds(MemoryBound("norm", 8e9), ROUND, ideal(memory=0.5, memory_permute=0.1)) == pytest.approx(4e-3)
     assert kernel_seconds(MemoryBound("route", 8e9, "permute"), ROUND, ideal(memory_permute=0.1)) == pytest.approx(20e-3)
     assert kernel_seconds(MemoryBound("norm", 0.0), ROUND, ideal(kernel_gap=2e-6)) == pytest.approx(2e-6)
+
+
+def test_kernels_that_multiprocessors_limit_depend_on_the_clock() -> None:
+    """Of 8 GB at 4 TB/s; other kernels depend on the memory only."""
+    scan, norm = MemoryBound("scan", 8e9, "scan"), MemoryBound("norm", 8e9)
+    assert kernel_seconds(scan, ROUND, ideal(memory_scan=0.5, clock=0.8)) == pytest.approx(2e-3 / 0.4)
+    assert kernel_seconds(norm, ROUND, ideal(memory_scan=0.5, clock=0.8)) == pytest.approx(2e-3)
+    convolution = MemoryBound("convolution", 8e9, "convolution")
+    assert kernel_seconds(convolution, ROUND, ideal(memory_convolution=0.5, memory_scan=0.1)) == pytest.approx(4e-3)
+
+
+@pytest.mark.parametrize(("gpu", "convolution", "scan"), [
+    ("H100-80GB", 0.5418, 1.105), ("H200-141GB", 0.4335, 0.9314), ("B200-180GB", 0.3562, 0.8709), ("GB200-186GB", 0.3482, 0.8580),
+    ("GB300-288GB", 0.3296, 0.7486),
+])  # fmt: skip
+def test_measured_scans_and_convolutions(gpu: str, convolution: float, scan: float) -> None:
+    """Milliseconds of aiconfigurator-core 0.12.0, on an idle GPU, for four samples of 8,192 tokens.
+
+    `causal_conv1d_fn` of Nemotron 3 Super, whose 10,240 channels are read and written, and `chunk_gated_delta_rule` with 16 heads
+    of 128 elements (the faster of two measurements).
+    """
+    tokens, width = 4 * 8192, 16 * 128
+    rates = replace(efficiencies_of(known(gpu)), clock=1.0, kernel_gap=0.0)
+    moved = MemoryBound("convolution", 4.0 * tokens * 10240, "convolution")
+    assert 1e3 * kernel_seconds(moved, known(gpu), rates) == pytest.approx(convolution, rel=0.1)
+    ruled = MemoryBound("delta rule", tokens * bytes_of_rule(width, width, 16, 128 * 128)[0], "scan")
+    assert 1e3 * kernel_seconds(ruled, known(gpu), rates) == pytest.approx(scan, rel=0.12)
 
 
 @example(Gemm("forward", 1, 1, 1, grouped=True), "m", 1)

@@ -14,7 +14,7 @@ from typing import Final
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.kernels.tables import least_residual, residual
-from analyzer.time.work.kernels import Attention, Gemm, Kernel, Precision
+from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryKind, Precision
 from analyzer.units import round_up
 
 TILES: Final = ((256, 256, 1.0), (256, 128, 0.98), (128, 128, 0.92), (128, 64, 0.8), (64, 64, 0.65))
@@ -33,8 +33,16 @@ def kernel_seconds(kernel: Kernel, speed: SpeedSpec, rates: Efficiencies) -> flo
         return gemm_seconds(kernel, speed, rates)
     if isinstance(kernel, Attention):
         return attention_seconds(kernel, speed, rates)
-    share = rates.memory_permute if kernel.kind == "permute" else rates.memory
-    return kernel.bytes / (speed.hbm_bytes * share) + kernel.launches * rates.kernel_gap
+    return kernel.bytes / (speed.hbm_bytes * _memory_share(kernel.kind, rates)) + kernel.launches * rates.kernel_gap
+
+
+def _memory_share(kind: MemoryKind, rates: Efficiencies) -> float:
+    """Share of the memory bandwidth. Kernels that multiprocessors limit depend on the clock."""
+    if kind == "scan":
+        return rates.memory_scan * rates.clock
+    if kind == "convolution":
+        return rates.memory_convolution * rates.clock
+    return rates.memory_permute if kind == "permute" else rates.memory
 
 
 def gemm_seconds(gemm: Gemm, speed: SpeedSpec, rates: Efficiencies) -> float:

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 Precision = Literal["32", "16", "8", "4"]
 """Bits of the elements that a GEMM multiplies."""
-MemoryKind = Literal["elementwise", "permute", "cast"]
+MemoryKind = Literal["elementwise", "permute", "cast", "scan", "convolution"]
 
 BYTES: Final[dict[Precision, float]] = {"32": 4, "16": 2, "8": 1, "4": 0.5}
 

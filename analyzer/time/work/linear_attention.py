@@ -1,7 +1,7 @@
-"""Kernels of a gated delta net between its projections. All are counted as bound by memory bandwidth.
+"""Kernels of a gated delta net between its projections. The time of each is taken to be that of its bytes.
 
-The delta rule computes about 40 operations for each byte that it moves (with heads of 128 elements), less than GPUs from Ampere on
-need to be bound by arithmetic. Its kernels were not measured: their efficiency is assumed to be that of other memory-bound kernels.
+The forward of the delta rule and of the convolution were measured alone (tools/kernel_tables.py). Both reach a smaller share of the
+memory bandwidth than other kernels, and their backward is taken to reach the same.
 
 Sources: `GatedDeltaNet.forward` (core/ssm/gated_delta_net.py, 0.16.1), and the kernels of fla-core 0.6.0 and causal_conv1d 1.6 that
 `analyzer.modules.attention.gated_delta_net` names. Legend: K, V widths of all keys and values of a token, R width of keys repeated
@@ -42,8 +42,8 @@ def convolution(_: Module, context: WorkContext) -> Work:
     net, tokens = _net(context)
     moved = tokens * (net.spec.convolved_width // net.shapes.t)
     return Work(
-        (MemoryBound("copy of channels", 4.0 * moved), MemoryBound("convolution", 4.0 * moved)),
-        (MemoryBound("copy of channels", 4.0 * moved), MemoryBound("convolution gradient", 6.0 * moved, launches=3)),
+        (MemoryBound("copy of channels", 4.0 * moved), MemoryBound("convolution", 4.0 * moved, "convolution")),
+        (MemoryBound("copy of channels", 4.0 * moved), MemoryBound("convolution gradient", 6.0 * moved, "convolution", 3)),
     )
 
 
@@ -63,15 +63,24 @@ def prepared(_: Module, context: WorkContext) -> Work:
 
 
 def delta_rule(_: Module, context: WorkContext) -> Work:
-    """The bytes that each kernel of the chunked delta rule reads and writes, for a token.
+    """The bytes that each kernel of the chunked delta rule reads and writes."""
+    net, tokens = _net(context)
+    forward, backward = bytes_of_rule(net.repeated, net.value, net.heads, net.spec.key_head_dim * net.spec.value_head_dim)
+    return Work(
+        (MemoryBound("delta rule", tokens * forward, "scan", _RULE[0]),),
+        (MemoryBound("delta rule gradient", tokens * backward, "scan", _RULE[1]),),
+    )
+
+
+def bytes_of_rule(r: float, v: float, heads: float, state_of_head: float) -> tuple[float, float]:
+    """Bytes of the kernels of the chunked delta rule in forward and backward, for a token.
 
     Forward: the inverse of a chunk; w and u; the states; the output. Backward: w, u and the states again; the gradients of new
-    values, of the states, of queries, keys and w, and of the inverse.
+    values, of the states, of queries, keys and w, and of the inverse. `r`, `v`: widths of the repeated keys and of the values.
+    `state_of_head`: elements of the state of a head.
     """
-    net, tokens = _net(context)
-    r, v = net.repeated, net.value
-    inverse = 2.0 * CHUNK * net.heads
-    state = 2.0 * net.heads * net.spec.key_head_dim * net.spec.value_head_dim / CHUNK
+    inverse = 2.0 * CHUNK * heads
+    state = 2.0 * heads * state_of_head / CHUNK
     chunk = 2.0 * r + inverse
     representation = 2.0 * (r + v) + inverse + 2.0 * (r + v)
     states = 2.0 * (2 * r + v) + state + 2.0 * v
@@ -81,11 +90,7 @@ def delta_rule(_: Module, context: WorkContext) -> Work:
     of_queries = 2.0 * (3 * r + 3 * v) + 2 * state + 2.0 * 3 * r
     of_inverse = 2.0 * (2 * r + 2 * v) + inverse + 2.0 * (r + v) + 6.0 * r
     forward = chunk + representation + states + output
-    backward = representation + states + of_values + of_states + of_queries + of_inverse
-    return Work(
-        (MemoryBound("delta rule", tokens * forward, launches=_RULE[0]),),
-        (MemoryBound("delta rule gradient", tokens * backward, launches=_RULE[1]),),
-    )
+    return forward, representation + states + of_values + of_states + of_queries + of_inverse
 
 
 def gated_norm(module: Module, context: WorkContext) -> Work:

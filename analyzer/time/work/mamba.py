@@ -1,4 +1,4 @@
-"""Convolution, scan and gated norm of a Mamba mixer: kernels bound by memory bandwidth.
+"""Convolution, scan and gated norm of a Mamba mixer: kernels whose time is taken to be that of their bytes.
 
 Bytes are those of the tensors that each kernel of mamba-ssm 2.3.2 and causal-conv1d 1.6 reads and writes, and of the copies that
 megatron-core 0.16.1 makes around them (`MambaMixer._ssm_training` and `_ssm_prefill`, core/ssm/mamba_context_parallel.py). The
@@ -18,11 +18,13 @@ from analyzer.modules.tree import Module, Tensor
 from analyzer.specs.hybrid import SCAN_CHUNK
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.elementwise import norm
-from analyzer.time.work.kernels import MemoryBound, Work
+from analyzer.time.work.kernels import MemoryBound, MemoryKind, Work
 from analyzer.units import dtype_bytes
 
-_COMMON: Final = "convolved convolved; dt rows rows; x B states; B B scores"
-"""Kernels that the memory-efficient backward repeats: convolution, sums of steps, states of chunks, products of C and B.
+_CONVOLUTION: Final = "convolved convolved"
+_CONVOLUTION_GRADIENT: Final = "convolved convolved convolved"
+_COMMON: Final = "dt rows rows; x B states; B B scores"
+"""Kernels that the memory-efficient backward repeats after the convolution: sums of steps, states of chunks, products of C and B.
 
 Each item lists the tensors of a kernel by the names of `_tensors`.
 """
@@ -32,7 +34,7 @@ _BACKWARD: Final = (
     "x scores x B half-states x rows rows rows; x half-states B parts-of-B rows; parts-of-B summed-B; "
     "x half-states B parts-of-B rows; parts-of-B summed-B; x x parts-of-scores; parts-of-scores scores; "
     "B scores summed-B B; B scores summed-B B; rows rows rows rows rows rows rows rows; x x scores blocks-of-rows; "
-    "blocks-of-rows rows; rows rows dt dt; convolved convolved convolved"
+    "blocks-of-rows rows; rows rows dt dt"
 )
 
 
@@ -41,9 +43,16 @@ def scan(context: WorkContext) -> Work:
     sizes = MixerSizes(context.shapes)
     exchanged = _exchanged(sizes, context)
     copied, copied_back = _copies(sizes, context)
+    convolution = _kernels(sizes, "convolution", _CONVOLUTION, "convolution")
     return Work(
-        (*exchanged, *copied, _kernels(sizes, "scan", _FORWARD)),
-        (_kernels(sizes, "scan gradient", _BACKWARD), *copied_back, *exchanged),
+        (*exchanged, *copied, convolution, _kernels(sizes, "scan", _FORWARD, "scan")),
+        (
+            convolution,
+            _kernels(sizes, "scan gradient", _BACKWARD, "scan"),
+            _kernels(sizes, "convolution gradient", _CONVOLUTION_GRADIENT, "convolution"),
+            *copied_back,
+            *exchanged,
+        ),
     )
 
 
@@ -72,10 +81,10 @@ def _tensors(sizes: MixerSizes) -> dict[str, Tensor]:
     }
 
 
-def _kernels(sizes: MixerSizes, name: str, listed: str) -> MemoryBound:
+def _kernels(sizes: MixerSizes, name: str, listed: str, kind: MemoryKind) -> MemoryBound:
     moved = {each: dtype_bytes(tensor.dtype, prod(tensor.shape)) for each, tensor in _tensors(sizes).items()}
     kernels = listed.split(";")
-    return MemoryBound(name, float(sum(moved[each] for kernel in kernels for each in kernel.split())), launches=len(kernels))
+    return MemoryBound(name, float(sum(moved[each] for kernel in kernels for each in kernel.split())), kind, len(kernels))
 
 
 def _copies(sizes: MixerSizes, context: WorkContext) -> tuple[tuple[MemoryBound, ...], tuple[MemoryBound, ...]]:

@@ -46,6 +46,7 @@ def test_kernels_that_cannot_be_run_as_they_are_become_others() -> None:
     assert measurable(MemoryBound("norm gradient", 3e6)) == MemoryBound("norm", 2.0**21)
     assert measurable(MemoryBound("routing", 3e6, "permute")) == MemoryBound("permutation", 2.0**21, "permute")
     assert measurable(MemoryBound("norm", 1000.0)) is None
+    assert measurable(MemoryBound("scan", 3e6, "scan")) is None
     fused = Gemm("weight gradient", 64, 64, 64, output_bytes=8, depth_is_tokens=True)
     assert with_separate_additions([fused, fused._replace(output_bytes=12)]) == [fused._replace(output_bytes=12)]
 
