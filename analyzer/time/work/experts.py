@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final, NamedTuple
+
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals
+from analyzer.modules.moe.hybridep import weights_of_token
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.tree import Module
+from analyzer.specs import MoeSpec
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, Gemm, MemoryBound, Work
 from analyzer.units import DTYPE_BYTES
@@ -25,16 +29,62 @@ def router(context: WorkContext) -> Work:
     size = float(tokens * hidden)
     # with `--moe-router-dtype` the input is cast, and in backward the input again and its gradient
     casts = size * 6 if routing.moe.router_dtype and not context.inputs.router_in_te else 0.0
-    moved = 40.0 * tokens * experts + casts
-    returned = 20.0 * tokens * experts + 2 * casts + size * 6  # the gradients of the router's input and of the experts' are added
+    choice, choice_back = _choice(routing.moe)
+    moved = choice.bytes * tokens * experts + casts
+    # the gradients of the router's input and of the experts' are added
+    returned = choice_back.bytes * tokens * experts + 2 * casts + size * 6
     return Work(
-        forward=(Gemm("forward", tokens, experts, hidden, forward), MemoryBound("routing", moved, "permute", 10)),
+        forward=(
+            Gemm("forward", tokens, experts, hidden, forward),
+            MemoryBound("routing", moved, "permute", choice.launches),
+        ),
         backward=(
-            MemoryBound("routing gradient", returned, "permute", 8),
+            MemoryBound("routing gradient", returned, "permute", choice_back.launches),
             gemm("data gradient", tokens, hidden, experts),
             gemm("weight gradient", experts, hidden, tokens, of_weight=True),
         ),
     )
+
+
+class _OfScore(NamedTuple):
+    """What is done with the scores of all experts, in fp32."""
+
+    bytes: float
+    """Bytes moved for each score."""
+    launches: int
+
+
+_TOPK: Final = 4 * 16
+"""Bytes that choosing the largest scores reads for each: the row once for every two of 32 bits.
+
+Source: `radixSelect` of aten/src/ATen/native/cuda/SortingRadixSelect.cuh (PyTorch 2.10), RADIX_BITS.
+"""
+_MAP: Final = 25
+"""The map of choices: zeros (4), integers (8), a copy with the choices (8), booleans (5)."""
+
+
+def _choice(moe: MoeSpec) -> tuple[_OfScore, _OfScore]:
+    """Top-k, probabilities and losses in forward and backward, as separate kernels of PyTorch.
+
+    Sources: `topk_routing_with_score_function`, `compute_routing_scores_for_aux_loss`, `switch_load_balancing_loss_func` and
+    `z_loss_func` of core/transformer/moe/moe_utils.py, `TopKRouter` of router.py (0.16.1). Kernels and bytes are those that the
+    shadow engine records.
+    """
+    sigmoid = moe.score_function == "sigmoid"
+    parts = [(_TOPK + 12.0 + _MAP, 10, 20.0, 8)]  # with the probabilities: zeros, and a copy with those of the choices
+    if sigmoid:
+        parts += [(8.0, 3, 12.0, 7)]
+    elif moe.pre_softmax:
+        parts += [(8.0, 0, 12.0, 0)]
+    if moe.expert_bias:  # the sum, and the counts of the choices
+        parts += [(8.0 + 1.0, 3, 0.0, 0)]
+    if moe.aux_loss_coeff:  # scores of their own, the choices by them, and sums of both
+        scores, gradients = ((20.0, 16), (72.0, 15)) if sigmoid else ((8.0, 12), (20.0, 7))
+        parts += [(_TOPK + _MAP + 5.0 + scores[0], scores[1], *gradients)]
+    if moe.z_loss_coeff:
+        parts += [(4.0, 6, 36.0, 12)]
+    forward, kernels, backward, kernels_back = (sum(column) for column in zip(*parts, strict=True))
+    return _OfScore(forward, int(kernels)), _OfScore(backward, int(kernels_back))
 
 
 def shared_gate(context: WorkContext) -> Work:
@@ -79,13 +129,26 @@ def permutation(context: WorkContext, *, dispatch: bool) -> Work:
     forward, backward = (selected, added) if dispatch else (added, selected)
     # the output of the shared experts is added in forward, and their gradient in backward
     shared = 3.0 * routing.tokens * context.inputs.model.hidden_size if moe.shared_ffn_hidden_size else 0.0
+    weights, found = _of_hybridep(routing) if dispatch and moe.flex is not None and moe.flex.backend == "hybridep" else (0.0, 0.0)
     launches = 6 if moe.dispatcher == "allgather" else 13
     name = "permutation" if dispatch else "reverse permutation"
     return Work(
-        forward=(MemoryBound(name, forward + sort + shared, "permute", launches if dispatch else 4),),
-        backward=(MemoryBound(f"{name} gradient", backward + sort + shared, "permute", 3),),
+        forward=(MemoryBound(name, forward + sort + shared + found, "permute", launches if dispatch else 4),),
+        backward=(MemoryBound(f"{name} gradient", backward + sort + shared + weights, "permute", 3),),
         synchronizes=dispatch and not moe.pad_to_capacity,
     )
+
+
+def _of_hybridep(routing: Routing) -> tuple[float, float]:
+    """Bytes of the gradients of all weights of tokens that arrived, and of finding where the tokens of the group go.
+
+    Each rank reads the routing map of the group for the experts of its NVLink domain twice, and writes the map of its own experts
+    and the row of each token for each of them. Sources: `unpermute_kernel` of csrc/hybrid_ep/extension/permute.cu, `scan` of
+    csrc/hybrid_ep/backend/hybrid_ep_backend.cuh (deepseek-ai/DeepEP, branch hybrid-ep).
+    """
+    world = routing.tokens * routing.ep * routing.etp
+    of_domain = weights_of_token(routing)
+    return 4.0 * arrivals(routing) * of_domain, world * (2.0 * of_domain + 5.0 * routing.local_experts)
 
 
 def _arrived_tokens(routing: Routing) -> float:

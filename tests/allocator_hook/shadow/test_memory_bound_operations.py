@@ -47,6 +47,10 @@ EXPERTS = "--num-experts 16 --moe-router-topk 4 --moe-grouped-gemm --moe-ffn-hid
 MOE = f"{DENSE} {EXPERTS} --moe-token-dispatcher-type alltoall "
 SHARED = "--moe-shared-expert-intermediate-size 1024 --moe-router-dtype fp32 "
 FLEX = "--moe-token-dispatcher-type flex --moe-enable-deepep --moe-permute-fusion "
+BALANCED = (
+    "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-load-balancing-type seq_aux_loss "
+    "--moe-aux-loss-coeff 1e-4"
+)
 LAYOUTS = {
     "biases, dropout and tied embeddings": "",
     "biases": LLAMA,
@@ -65,6 +69,7 @@ LAYOUTS = {
     "all-to-all without fusions": MOE,
     "all-gather": f"{DENSE} {EXPERTS} --moe-token-dispatcher-type allgather --moe-permute-fusion",
     "flex": f"{DENSE} {EXPERTS} {FLEX} {SHARED}",
+    "losses of the router": f"{DENSE} {EXPERTS} {FLEX} {SHARED} --num-experts 64 --moe-router-topk 8 {BALANCED}",
     "biases of experts": f"{LLAMA} {EXPERTS} --moe-token-dispatcher-type alltoall --moe-permute-fusion --no-bias-dropout-fusion",
 }
 TOLERANCE = 0.04
