@@ -60,9 +60,18 @@ class Constant:
     high: float
     width: float
 
-    def concerns(self, speed: SpeedSpec) -> bool:
-        """Whether the constant is used for a GPU."""
-        return self.place[0] == "shared" or self.place[1] in (speed.architecture, speed.name)
+    def concerns(self, case: Case) -> bool:
+        """Whether the constant can change the time of a case."""
+        name, job = self.place[-1], case.job
+        if name in OF_EXPERTS:
+            return job.model.moe is not None
+        if name == "cublas_4":
+            return job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4"
+        if self.place[0] != "shared":
+            return self.place[1] in (case.speed.architecture, case.speed.name)
+        return not any(
+            other.place[-1] == name and other.place[1] in (case.speed.architecture, case.speed.name) for other in CONSTANTS
+        )
 
 
 def _shared(name: str, prior: float, low: float, high: float, width: float) -> Constant:
@@ -85,6 +94,8 @@ CONSTANTS = (
 )
 """What is fitted. Priors: NCCL tests on NVLink (0.7 of its bandwidth, all-to-all 0.6), copies (0.85 of the memory bandwidth), FP4
 of cuBLAS 12.9 (faster than the inference kernels of the tables); the others are wide."""
+OF_EXPERTS = frozenset({"memory_permute", "expert_nvlink", "expert_network", "ep_overlap_exposed"})
+"""Constants of MoE layers."""
 SOFTNESS = 0.05
 STEP = 0.01
 PULL = 0.05
@@ -164,7 +175,7 @@ def fit(document: dict[str, Any], cases: Sequence[Case], begin: Sequence[float] 
         return np.concatenate([errors * weights, PULL * (logs - priors) / widths])
 
     def derivatives(logs: Any) -> Any:
-        """Forward differences. A constant of an architecture or of a GPU changes only the cases on it."""
+        """Forward differences. A constant of an architecture, of experts or of a precision changes only the cases with it."""
         base = with_values(document, np.exp(logs))
         errors = [case.error(base) for case in cases]
         columns = np.zeros((len(cases) + len(CONSTANTS), len(CONSTANTS)))
@@ -173,7 +184,7 @@ def fit(document: dict[str, Any], cases: Sequence[Case], begin: Sequence[float] 
             moved[column] += STEP
             changed = with_values(document, np.exp(moved))
             for row, case in enumerate(cases):
-                if constant.concerns(case.speed):
+                if constant.concerns(case):
                     columns[row, column] = (case.error(changed) - errors[row]) / STEP * weights[row]
             columns[len(cases) + column, column] = PULL / widths[column]
         return columns
@@ -315,7 +326,7 @@ def main() -> None:
         changed["errors"] = {"gpus": gpus, "intervals": left_out(records, document, values, args.records, args.jobs)}
     changed["sources"] = {name: text for name, text in changed["sources"].items() if not text.startswith("tools/fit_time.py")}
     for constant in CONSTANTS:
-        mine = [case.record for case in fitted if constant.concerns(case.speed)]
+        mine = [case.record for case in fitted if constant.concerns(case)]
         where = f"tools/fit_time.py: {len(mine)} measured iterations of {len({record['model'] for record in mine})} models"
         changed["sources"][".".join(constant.place)] = where + f", prior {constant.prior:g}"
     if args.write:
