@@ -88,6 +88,9 @@ CORE: Final = {
     "fsdp_marks_all_modules": Line(
         "for sub_module in root_module.modules", f"{_C}/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py"
     ),
+    "fsdp_units_of_mamba": Line(
+        r"\[TransformerLayer, MoETransformerLayer, MambaLayer\]", f"{_C}/distributed/fsdp/mcore_fsdp_adapter.py"
+    ),
     "legacy_interleaving": Line("microbatch_group_size_per_vp_stage", f"{_C}/pipeline_parallel/schedules.py", False, True),
     "flops_of_experts": Line("def moe_layer_flops", "megatron/training/training.py"),
     "flops_of_depths": Line(r"vocab_size \* \(1 \+ mtp_num_layers\)", "megatron/training/training.py"),

@@ -107,4 +107,4 @@ def _torch_calls(job: TrainingJob, tree: Module) -> Iterator[tuple[Call, int, in
         forward = calls if again else 1
         yield Call("dp_cp", "all_gather", "forward", "data_parallel.parameters", (unit.numel,), unit.dtype), forward, 0
         yield Call("dp_cp", "all_gather", "backward", "data_parallel.parameters", (unit.numel,), unit.dtype), freed, 0
-        yield Call("dp_cp", "reduce_scatter", "gradient", "data_parallel.gradients", (unit.numel,), unit.dtype), 1, 0
+        yield Call("dp_cp", "reduce_scatter", "gradient", "data_parallel.gradients", (unit.reduced,), unit.dtype), 1, 0

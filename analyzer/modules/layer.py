@@ -127,12 +127,14 @@ def transformer_layer(
             branch = mlp(shapes, fused_norm=te, input_made_in=made_in, input_shares=shares)
         biased = shapes.model.bias_linear and not moe and block.feed_forward != "linear"
         children += (branch, bias_dropout_add(shapes, "mlp_bda", ModuleKind.FEED_FORWARD_ADD, biased=biased))
+    of_mamba = block.attention == "mamba"
     return Module(
         name="layers",
         kind=ModuleKind.LAYER,
+        fsdp_unit=not of_mamba or shapes.inputs.core.fsdp_units_of_mamba,
         backward_workspace=(shapes.hidden("residual gradient", dtype=shapes.residual_dtype),) if children else (),
         children=children,
-        source="megatron.core.transformer.TransformerLayer",
+        source="megatron.core.ssm.MambaLayer" if of_mamba else "megatron.core.transformer.TransformerLayer",
     )
 
 

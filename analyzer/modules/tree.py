@@ -51,6 +51,8 @@ class Parameter:
     """Its gradient is summed over tensor-parallel ranks once per step (norm weights, row biases under SP; q/k norms always)."""
     frozen: bool = False
     """Not trained: it has no gradient and no optimizer states, and no buffer."""
+    read_by_reference: bool = False
+    """Megatron reads the parameter that it created, not that of the module. FSDP2 replaces the latter, which gets no gradient."""
     quantized: bool = False
     """Used in FP8 GEMMs: cast from `dtype`, or stored in FP8 with `--fp8-param-gather`."""
     pieces: int = 1
@@ -191,6 +193,8 @@ class Module:
     """It has the weights of an earlier module, so those of it and its children are not counted again."""
     output_of: str = ""
     """The child whose tensor is returned as the output; empty if the module allocates its output."""
+    fsdp_unit: bool = True
+    """Of a layer: Megatron-FSDP gathers its parameters together (`buffers.fsdp.is_unit`)."""
     function: bool = False
     """A function call inside its parent, not a Megatron module: recorders attribute its allocations to the parent."""
     recomputed_last: tuple[Tensor, ...] = ()

@@ -16,7 +16,7 @@ from analyzer.passes.fsdp_gradients import BEYOND, beyond_freed
 from analyzer.passes.piece_workspaces import Workspaces, with_workspaces
 from analyzer.specs import TrainingJob
 from analyzer.states.buffers.fsdp import fsdp_of
-from analyzer.states.buffers.fsdp2 import TorchUnit, is_torch_unit, torch_unit, unit_pieces
+from analyzer.states.buffers.fsdp2 import TorchUnit, is_piece, is_torch_unit, torch_unit, unit_pieces
 from analyzer.states.buffers.fsdp_gathering import GRADIENTS, PARAMETERS
 from analyzer.states.buffers.parameter_order import creation_order
 
@@ -39,7 +39,7 @@ def with_unsharded_units(job: TrainingJob, tree: Module) -> Module:
     (`FSDPParamGroup.post_backward`), and its temporary tensors are already free.
     """
     chunk = _Chunk(job, tree)
-    changed = with_workspaces(tree, list(chunk.workspaces()), lambda module: is_torch_unit(job, module) or not module.children)
+    changed = with_workspaces(tree, list(chunk.workspaces()), lambda module: is_piece(job, module))
     beginning = with_workspaces(changed, list(_beginnings(chunk)), lambda module: not module.children)
     return _keeping_gradients(job, beginning, inside=False)
 
@@ -127,7 +127,18 @@ class _Chunk:
             else:
                 buffer = _each(ALL_GATHER, self.gathered_last(passed))
                 again = self._of_recomputation(passed, checkpoints[index], root, (*of_root, *left))
-                yield Workspaces((*earlier, *buffer), (*earlier, *of_root, *left), again)
+                yield Workspaces((*earlier, *buffer), (*earlier, *self.between(passed), *of_root, *left), again)
+
+    def between(self, passed: int) -> tuple[Tensor, ...]:
+        """Buffers in the backward of a piece of the root after the first `passed` units: those of the unit that ran before it."""
+        if passed == len(self.units):
+            return ()
+        prefetched = () if self.unsharded else self.prefetched_by(passed)
+        return (*_each(ALL_GATHER, prefetched), *self.reducing(passed))
+
+    def reducing(self, passed: int) -> tuple[Tensor, ...]:
+        """The reduce-scatter buffer of the unit whose backward is the last one before that of the first `passed` units."""
+        return _each(REDUCE_SCATTER, [unit for unit in self.units[passed:] if unit.kind != ModuleKind.EMBEDDING][:1])
 
     def _of_unit(
         self, piece: Module, number: int, checkpoint: range | None, root: tuple[Tensor, ...], kept: tuple[Tensor, ...]
@@ -141,7 +152,7 @@ class _Chunk:
         in_forward = _once(self.units[: number + 1]) if self.unsharded else own
         gathered = _once(self.units[0 if self.unsharded else together.start : number + 1])
         prefetched = self.prefetched_by(number) if number == together.start and not self.unsharded else ()
-        reducing = _each(REDUCE_SCATTER, [unit for unit in self.units[number + 1 :] if unit.kind != ModuleKind.EMBEDDING][:1])
+        reducing = self.reducing(number + 1)
         if not piece.children:
             reducing = (*beyond_freed((_reduced(self.job, own[0]),), piece), *reducing)
         again = self._of_recomputation(number + 1, checkpoint, root, kept)
@@ -196,7 +207,7 @@ def _checkpoints_of_pieces(job: TrainingJob, tree: Module) -> tuple[range | None
 
     def visit(module: Module) -> None:
         nonlocal units
-        if is_torch_unit(job, module) or not module.children:
+        if is_piece(job, module):
             found.append(None)
             units += is_torch_unit(job, module)
             return
@@ -235,15 +246,18 @@ def _each(name: str, units: Sequence[TorchUnit]) -> tuple[Tensor, ...]:
 
 
 def _keeping_gradients(job: TrainingJob, module: Module, *, inside: bool) -> Module:
-    """The module in which each part of a unit leaves its gradients allocated until the backward of the unit ends."""
+    """The module in which each part of a unit, or of a layer of the root, leaves its gradients allocated until its backward ends.
+
+    From then on the gradients of the root are in the workspaces of the pieces that ran before.
+    """
     if not module.children:
         kept = tuple(
             Tensor(name=GRADIENTS, shape=(parameter.numel,), dtype=parameter.dtype) for parameter in module.parameters if inside
         )
         return replace(module, reloads=(*module.reloads, *kept)) if kept else module
-    is_unit = is_torch_unit(job, module)
-    children = tuple(_keeping_gradients(job, child, inside=inside or is_unit) for child in module.children)
-    return replace(module, children=children, frees_reloads=is_unit)
+    whole = is_piece(job, module)
+    children = tuple(_keeping_gradients(job, child, inside=inside or whole) for child in module.children)
+    return replace(module, children=children, frees_reloads=whole)
 
 
 def _reduced(job: TrainingJob, unit: TorchUnit) -> Tensor:

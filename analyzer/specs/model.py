@@ -133,6 +133,11 @@ class HybridSpec:
     """All MTP depths have the same layers (`--mtp-use-repeated-layer`)."""
 
     @property
+    def has_mamba(self) -> bool:
+        """Whether any layer is a Mamba layer."""
+        return "M" in self.pattern + self.mtp_pattern
+
+    @property
     def width(self) -> int:
         """Elements of all heads."""
         return self.heads * self.head_dim

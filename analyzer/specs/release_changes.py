@@ -140,6 +140,8 @@ class CoreBehavior(Behavior):
     (distributed/fsdp/mcore_fsdp_adapter.py)."""
     fsdp_units_without_sharding: bool = _during(since="0.20")
     """Layers are units of Megatron-FSDP, each with a bucket, also with strategies that do not shard parameters (the same file)."""
+    fsdp_units_of_mamba: bool = _during(since="0.19")
+    """Mamba layers are units of Megatron-FSDP (the same file)."""
 
     fsdp_meshes_of_instances: bool = _during(since="0.14")
     """Megatron-FSDP has a mesh over optimizer instances (the same file)."""

@@ -74,6 +74,8 @@ def test_bars_are_pipeline_stages_and_slashes_are_mtp_depths() -> None:
             "cannot be used with a hybrid model",
         ),
         ("--hybrid-layer-pattern MMMM --fp8-format hybrid --mamba-num-heads 33 --mamba-num-groups 1", "0.19.0", "multiple of 16"),
+        # 2·2048 + 2·8·128 + 32 outputs on 4 ranks
+        ("--hybrid-layer-pattern MMMM --fp8-format hybrid --tensor-model-parallel-size 4", "0.19.0", "1544 outputs on a rank"),
     ],
 )
 def test_what_megatron_refuses_is_an_error(line: str, release: str, match: str) -> None:
@@ -87,14 +89,20 @@ def test_what_megatron_refuses_is_an_error(line: str, release: str, match: str) 
         "--hybrid-layer-pattern MG",
         "--hybrid-layer-pattern MD --multi-latent-attention",
         "--hybrid-layer-pattern MM --mtp-hybrid-override-pattern M",
-        "--hybrid-layer-pattern MM --use-torch-fsdp2 --no-gradient-accumulation-fusion",
-        "--hybrid-layer-pattern MM --deterministic-mode",
+        "--hybrid-layer-pattern M* --window-size 128,0",
         "--hybrid-layer-pattern MM --optimizer muon",
     ],
 )
 def test_what_is_not_modelled_is_refused(line: str) -> None:
     with pytest.raises(UnsupportedError):
         hybrid(line, release="0.19.0")
+
+
+def test_fsdp2_does_not_train_parameters_that_mamba_layers_reference() -> None:
+    """`MambaContextParallel` keeps the parameters that FSDP2 replaces: the shadow engine reduces no gradient of them."""
+    line = "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights"
+    warned = [hybrid(f"--hybrid-override-pattern {pattern} {line}").warnings for pattern in ("MMMMMMMM", "*-*-*-*-")]
+    assert [any("dt_bias, A_log and D" in each for each in warnings) for warnings in warned] == [True, False]
 
 
 def test_fp4_has_an_effect_from_0_17_on() -> None:

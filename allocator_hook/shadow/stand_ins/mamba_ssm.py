@@ -133,8 +133,8 @@ def _sum_of_splits(sizes: _Sizes, name: str, *read: torch.Tensor) -> Tensors:
     rows = sizes.partial(sizes.n)
     parts = empty((sizes.b, sizes.s, sizes.splits, sizes.g, sizes.n), torch.float32)
     _launch(name, *read, parts, rows)
-    summed = parts.sum(2)
-    return summed, _finished(rows)
+    parts = parts.sum(2)
+    return parts, _finished(rows)
 
 
 def _scan_backward(
@@ -167,12 +167,12 @@ def _scan_backward(
     dstates, from_states, states = _state_gradients(sizes, C, dout, states, x.dtype)
     parts = torch.zeros((-(-sizes.chunk // _SMALLEST_ROWS), sizes.b, sizes.chunks, sizes.h, 1), device="meta")
     dx = torch.empty_like(x) if dx_given is None else dx_given
-    step_rows = sizes.partial(sizes.p)
-    _launch("_chunk_scan_chunk_state_bwd_dx_kernel", x, scores, dout, B, dstates, dx, steps, sums, step_rows)
+    dsteps = sizes.partial(sizes.p)
+    _launch("_chunk_scan_chunk_state_bwd_dx_kernel", x, scores, dout, B, dstates, dx, steps, sums, dsteps)
     of_x = parts.sum(dim=(0, 1, 2)).sum(dim=-1)
     del parts
     dD = of_x if dD is None else dD
-    dsteps = _finished(step_rows)
+    dsteps = _finished(dsteps)
     summed_B, following = _sum_of_splits(sizes, "_chunk_state_bwd_db_kernel", x, dstates, B)
     following = following.cumsum(dim=-1) if torch.are_deterministic_algorithms_enabled() else following
     summed_C, preceding = _sum_of_splits(sizes, "_chunk_scan_bwd_dc_kernel", dout, states, C)

@@ -34,6 +34,11 @@ def warn_of_tolerated(launch: LaunchInput, job: TrainingJob) -> None:
     for module, dest in recomputed_dropout(arguments, job):
         if dest not in arguments.given and since(arguments, "0.16"):
             launch.warn(f"Megatron refuses CUDA graphs that recompute {module} with dropout, its default: add {flag_of(dest)} 0.")
+    if _replaces_referenced(job):
+        launch.warn(
+            "With --use-torch-fsdp2 Megatron does not train dt_bias, A_log and D of Mamba layers: MambaContextParallel reads the "
+            "parameters that FSDP2 has replaced. Use --use-megatron-fsdp."
+        )
     if _instances_diverge(job):
         launch.warn(
             "Megatron-FSDP reduces no gradients between the optimizer instances without --overlap-grad-reduce, so the instances "
@@ -68,3 +73,9 @@ def _instances_diverge(job: TrainingJob) -> bool:
     """
     megatron_fsdp = job.fsdp is not None and job.fsdp.implementation == "megatron"
     return megatron_fsdp and job.parallel.distributed_optimizer_instances > 1 and not job.optimizer.overlap_grad_reduce
+
+
+def _replaces_referenced(job: TrainingJob) -> bool:
+    """Whether FSDP2 replaces parameters that a Mamba layer references (`MambaContextParallel.__init__`, 0.13 to 0.20)."""
+    hybrid, fsdp = job.model.hybrid, job.fsdp
+    return hybrid is not None and hybrid.has_mamba and fsdp is not None and fsdp.implementation == "torch"

@@ -18,6 +18,7 @@ def mixer(shapes: Shapes, *, input_shares: str = "") -> Module:
     """[s, b, h] → [s, b, h], with the norm of its input.
 
     Its own parameters are a bias and a decay of each head, and the weight of the skip connection. `Float16Module` converts them.
+    `MambaContextParallel` references them.
     """
     sizes = MixerSizes(shapes)
     width = sizes.hybrid.width
@@ -50,7 +51,8 @@ def mixer(shapes: Shapes, *, input_shares: str = "") -> Module:
         name="mixer",
         kind=ModuleKind.MIXER,
         parameters=tuple(
-            Parameter(name=name, shape=heads, dtype=shapes.dtype, sharding="tensor", full_shape=all_heads) for name in names
+            Parameter(name=name, shape=heads, dtype=shapes.dtype, sharding="tensor", full_shape=all_heads, read_by_reference=True)
+            for name in names
         ),
         children=(projection, scan(sizes), _norm(sizes), output),
         source="megatron.core.ssm.MambaMixer",

@@ -17,6 +17,8 @@ from analyzer.units import ceil_div
 
 SMALLEST_ROWS: Final = 32
 """Rows of the smallest block of a kernel, which has partial sums of its own."""
+_SMALLEST_COLUMNS: Final = 32
+"""Columns of the smallest block. Deterministic kernels write a sum of each row for each of them (`alloc_tile_workspace`)."""
 _STATE_BLOCK: Final = 64
 """Elements of a state in the smallest block of `_state_passing_bwd`."""
 _PROJECTED: Final = "(2·d+2·g·n+a)/(t·c)"
@@ -103,9 +105,17 @@ def _saved_separately(sizes: MixerSizes) -> tuple[Tensor, ...]:
         sizes.tokens("B", sizes.states_of_rank, "g·n/(t·c)"),
         sizes.tokens("C", sizes.states_of_rank, "g·n/(t·c)"),
         # without a copy it is the input of the norm, which saves it
-        *((sizes.tokens("output of the scan", sizes.width_of_rank, "d/(t·c)"),) if _transposed(sizes) or sizes.c > 1 else ()),
+        *((_scanned(sizes),) if _copies_output(sizes) else ()),
         sizes.rows("sums of steps"),
     )
+
+
+def _copies_output(sizes: MixerSizes) -> bool:
+    return _transposed(sizes) or sizes.c > 1
+
+
+def _scanned(sizes: MixerSizes) -> Tensor:
+    return sizes.tokens("output of the scan", sizes.width_of_rank, "d/(t·c)")
 
 
 def _convolved(sizes: MixerSizes) -> Tensor:
@@ -152,7 +162,7 @@ def _forward(sizes: MixerSizes) -> tuple[Tensor, ...]:
 
 def _forward_separately(sizes: MixerSizes) -> tuple[Tensor, ...]:
     """`_ssm_prefill` references the transposed projection, the output of the convolution, and the gate."""
-    gates = (sizes.tokens("gate", sizes.width_of_rank, "d/(t·c)"),) if _transposed(sizes) or sizes.c > 1 else ()
+    gates = (sizes.tokens("gate", sizes.width_of_rank, "d/(t·c)"),) if _copies_output(sizes) else ()
     projection = sizes.tokens("projection", sizes.projected_of_rank, _PROJECTED)
     always = (projection, _convolved(sizes), *gates, sizes.rows("steps"), *_referenced(sizes))
     passing, multiplying = _of_states(sizes)
@@ -177,6 +187,8 @@ def _backward_separately(sizes: MixerSizes) -> tuple[Tensor, ...]:
         sizes.tokens("gradient of dt", sizes.heads_of_rank, "a/(t·c)"),
         sizes.tokens("gradient of B in 16 bit", sizes.states_of_rank, "g·n/(t·c)"),
         sizes.tokens("gradient of C in 16 bit", sizes.states_of_rank, "g·n/(t·c)"),
+        # the norm has freed it
+        *(() if _copies_output(sizes) else (_scanned(sizes),)),
     )
     return (*always, *_scan_backward(sizes, ungated=(), dx=(sizes.tokens("gradient of x", sizes.width_of_rank, "d/(t·c)"),)))
 
@@ -208,6 +220,7 @@ def _scan_backward(sizes: MixerSizes, *, ungated: tuple[Tensor, ...], dx: tuple[
     summed = sizes.tokens("gradient of B", sizes.states_of_rank, "g·n/(t·c)", dtype="fp32")
     parts = sizes.tokens("parts of the gradient of C", sizes.states_of_rank * sizes.splits, "parts·g·n/(t·c)", dtype="fp32")
     row_sums = sizes.rows("sums of rows")
+    of_states = _row_sums(sizes, sizes.hybrid.state_dim)
     more = (*after, summed, summed, row_sums, row_sums)
     dscores = sizes.scores("gradient of scores")
     return (
@@ -215,7 +228,9 @@ def _scan_backward(sizes: MixerSizes, *, ungated: tuple[Tensor, ...], dx: tuple[
         *largest(
             (passed, sizes.all_states("states", dtype="fp32")),
             passing,
-            (*after, summed, row_sums, row_sums, parts, summed),
+            (*after, _row_sums(sizes, sizes.hybrid.head_dim)),
+            (*after, summed, row_sums, of_states, parts, summed),
+            (*more, of_states),
             (*more, sizes.scores("parts of the gradient of scores", sizes.splits), dscores),
             (
                 *more,
@@ -226,3 +241,11 @@ def _scan_backward(sizes: MixerSizes, *, ungated: tuple[Tensor, ...], dx: tuple[
             ),
         ),
     )
+
+
+def _row_sums(sizes: MixerSizes, columns: int) -> Tensor:
+    """Sums of each row of a chunk over `columns`, as a kernel writes them."""
+    if not sizes.shapes.inputs.deterministic:
+        return sizes.rows("sums of rows")
+    blocks = ceil_div(columns, _SMALLEST_COLUMNS)
+    return sizes.rows("sums of rows in blocks of columns", SCAN_CHUNK, blocks, symbol=f"·{blocks}")

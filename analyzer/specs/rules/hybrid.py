@@ -22,7 +22,7 @@ _ALIGNED_IN_FP8: Final = 16
 def hybrid_violations(job: TrainingJob) -> Iterator[Violation]:
     """Mamba layers that cannot be split over tensor- and context-parallel ranks."""
     hybrid, parallel = job.model.hybrid, job.parallel
-    if hybrid is None or "M" not in hybrid.pattern + hybrid.mtp_pattern:
+    if hybrid is None or not hybrid.has_mamba:
         return
     t, c = parallel.tensor, parallel.context
     for dest, name, size in (("mamba_num_heads", "heads", hybrid.heads), ("mamba_num_groups", "groups", hybrid.groups)):
@@ -50,10 +50,10 @@ def hybrid_violations(job: TrainingJob) -> Iterator[Violation]:
             f"the convolution has {channels} channels on a rank, and its kernel needs a multiple of {_ALIGNED}",
             "change --mamba-head-dim or --mamba-state-dim",
         )
-    projected = 2 * hybrid.width + 2 * hybrid.state_width + hybrid.heads
+    projected = (2 * hybrid.width + 2 * hybrid.state_width + hybrid.heads) // t
     if job.precision.fp8 is not None and projected % _ALIGNED_IN_FP8:
         yield Violation(
             ("fp8",),
-            f"the input projection of the Mamba layers has {projected} outputs, and FP8 needs a multiple of {_ALIGNED_IN_FP8}",
-            "change --mamba-num-heads, or leave it out",
+            f"an input projection of Mamba layers has {projected} outputs on a rank, and FP8 needs a multiple of {_ALIGNED_IN_FP8}",
+            "change --mamba-num-heads or --tensor-model-parallel-size, or leave it out",
         )

@@ -62,7 +62,7 @@ def fsdp_of(job: TrainingJob) -> FsdpSpec:
 def is_unit(module: Module) -> bool:
     """Whether this module is an FSDP unit with `--data-parallel-sharding-strategy optim_grads_params`: its parameters are
     gathered before it runs and freed after it."""
-    return module.kind is ModuleKind.LAYER
+    return module.kind is ModuleKind.LAYER and module.fsdp_unit
 
 
 def layers_under_checkpoint(module: Module) -> bool:
@@ -76,11 +76,11 @@ def covers_units(module: Module) -> bool:
 
 
 def is_segment(module: Module) -> bool:
-    """Whether a module is one segment: a unit, units under one checkpoint, a checkpoint without units, or without children.
+    """Whether a module is one segment: a layer, units under one checkpoint, a checkpoint without units, or without children.
 
     The checkpoint of an MTP layer has a unit among other modules, which are segments of their own.
     """
-    if is_unit(module) or not module.children:
+    if module.kind is ModuleKind.LAYER or not module.children:
         return True
     return module.recomputed and len({is_unit(child) for child in module.children}) == 1
 

@@ -1,7 +1,7 @@
 """Units of PyTorch FSDP2: parameters that one collective gathers or reduces.
 
-A unit is the embedding, a transformer layer or the output layer. The final norm belongs to the root. Each parameter is split along
-its first dimension, padded to a multiple of the number of ranks.
+A unit is the embedding, a transformer layer or the output layer. The final norm and Mamba layers belong to the root. Each parameter
+is split along its first dimension, padded to a multiple of the number of ranks.
 
 Source: megatron/core/distributed/torch_fully_sharded_data_parallel.py (0.16.1),
 torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (torch 2.13).
@@ -28,6 +28,8 @@ class TorchUnit:
     """Elements including the padding of each parameter."""
     parameters: tuple[int, ...]
     """The same of each parameter."""
+    reduced: int
+    """Elements of the parameters that get a gradient."""
     dtype: str
     kind: ModuleKind | None = None
     """The kind of the module; None for the root."""
@@ -47,8 +49,8 @@ def torch_units(job: TrainingJob, tree: Module) -> Iterator[TorchUnit]:
 
 
 def unit_pieces(job: TrainingJob, tree: Module) -> Iterator[Module]:
-    """Units, and modules outside them that have no children."""
-    if is_torch_unit(job, tree) or not tree.children:
+    """Units, and layers and modules without children outside them."""
+    if is_piece(job, tree):
         yield tree
         return
     for child in tree.children:
@@ -59,14 +61,23 @@ def is_torch_unit(job: TrainingJob, module: Module) -> bool:
     """Whether Megatron wraps this module as a separate unit. With its own layers the output layer belongs to the root."""
     if module.kind is ModuleKind.OUTPUT_LAYER:
         return job.model.implementation != "local"
-    return module.kind in (ModuleKind.LAYER, ModuleKind.EMBEDDING)
+    if module.kind is ModuleKind.LAYER:
+        return not any(child.kind is ModuleKind.MIXER for child in module.children)
+    return module.kind is ModuleKind.EMBEDDING
+
+
+def is_piece(job: TrainingJob, module: Module) -> bool:
+    """Whether the module is one of `unit_pieces`."""
+    return module.kind is ModuleKind.LAYER or is_torch_unit(job, module) or not module.children
 
 
 def torch_unit(job: TrainingJob, name: str, listed: list[Parameter]) -> TorchUnit:
     """The unit with the given parameters."""
     ranks = job.parallel.data_with_context
-    parameters = tuple(ranks * torch_shard_numel(job, each) for each in listed for _ in range(each.pieces))
-    return TorchUnit(name=name, numel=sum(parameters), parameters=parameters, dtype=job.precision.parameters)
+    numels = tuple(ranks * torch_shard_numel(job, each) for each in listed for _ in range(each.pieces))
+    without_gradient = sum(ranks * torch_shard_numel(job, each) for each in listed if each.read_by_reference)
+    total = sum(numels)
+    return TorchUnit(name=name, numel=total, parameters=numels, reduced=total - without_gradient, dtype=job.precision.parameters)
 
 
 def split_by_expert(parameter: Parameter) -> bool:

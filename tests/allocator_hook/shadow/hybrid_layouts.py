@@ -14,6 +14,17 @@ _EXPERTS = (
     "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-grouped-gemm --expert-model-parallel-size 4 "
     "--moe-ffn-hidden-size 512"
 )
+_MAMBA = "--num-layers 3 --hybrid-override-pattern MMM"
+_MIXED = f"--num-layers 4 --hybrid-override-pattern MEM* {_EXPERTS} --disable-bias-linear"
+_OFFLOAD = "--optimizer-cpu-offload --use-precision-aware-optimizer --manual-gc"
+_FSDP = (
+    "--use-megatron-fsdp --no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor --global-batch-size 32 "
+    "--data-parallel-sharding-strategy"
+)
+_FSDP2 = (
+    "--use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist --global-batch-size 32 "
+    "--untie-embeddings-and-output-weights"
+)
 _SIX = "--num-layers 6 --hybrid-override-pattern MM-M*-"
 _STAGES = "--hybrid-layer-pattern MM|-M|*M|-M --pipeline-model-parallel-size 2"
 _DEPTHS = "--hybrid-layer-pattern MM-M*-/*-/*-"
@@ -43,6 +54,28 @@ HYBRID: Final = {
         "selective recompute": "--num-layers 6 --hybrid-override-pattern *M-M*- --recompute-granularity selective "
         "--recompute-modules core_attn mlp --disable-bias-linear",
         "ignored full recompute": f"{_SIX} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        "deterministic, groups of many states": f"{_MAMBA} --micro-batch-size 1 --deterministic-mode --mamba-state-dim 256",
+        "deterministic, one group": f"{_MAMBA} --deterministic-mode --mamba-num-groups 1 --mamba-num-heads 32 --mamba-head-dim 16",
+        "deterministic, experts": f"{_MIXED} --deterministic-mode",
+        "deterministic, separate kernels, one sample": f"{_MAMBA} --micro-batch-size 1 --deterministic-mode "
+        "--disable-mamba-mem-eff-path",
+        "userbuffers, tp2 sp": f"{_SIX} --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap",
+        "userbuffers, experts, tp2 sp pp2": f"{_MIXED} --expert-model-parallel-size 2 --tensor-model-parallel-size 2 "
+        "--sequence-parallel --pipeline-model-parallel-size 2 --tp-comm-overlap",
+        "half offloaded": f"{_SIX} {_OFFLOAD} --optimizer-offload-fraction 0.5",
+        "offloaded, tp2": f"{_SIX} {_OFFLOAD} --tensor-model-parallel-size 2",
+        "offloaded, experts": f"{_MIXED} {_OFFLOAD}",
+        "megatron fsdp": f"{_SIX} {_FSDP} optim_grads_params",
+        "megatron fsdp of gradients": f"{_SIX} {_FSDP} optim_grads",
+        "megatron fsdp, untied, tp2 sp": f"{_SIX} {_FSDP} optim_grads_params --untie-embeddings-and-output-weights "
+        "--tensor-model-parallel-size 2 --sequence-parallel",
+        "megatron fsdp, experts": f"{_MIXED} {_FSDP} optim_grads_params",
+        "fsdp2": f"{_SIX} {_FSDP2}",
+        "fsdp2, mamba only": f"{_MAMBA} {_FSDP2}",
+        "fsdp2, experts": f"{_MIXED} {_FSDP2} --expert-model-parallel-size 1",
+        "fsdp2, not resharded, tp2 sp": f"--num-layers 6 --hybrid-override-pattern M*-M*- {_FSDP2} --tensor-model-parallel-size 2 "
+        "--sequence-parallel --torch-fsdp2-no-reshard-after-forward",
+        "separate kernels, one sample": f"{_MAMBA} --micro-batch-size 1 --disable-mamba-mem-eff-path",
         "separate kernels": f"{_SIX} --disable-mamba-mem-eff-path",
         "separate kernels, cp2": f"{_SIX} --disable-mamba-mem-eff-path --context-parallel-size 2 --micro-batch-size 1",
         "interleaved stages": _STAGES,

@@ -477,7 +477,7 @@ UNTIL_TE = {
     # the peak of the first iteration is 0.5 MiB lower with later releases
     "llama, two layers on the host": "2.12",
     # FusedAdam of later releases needs functions that the recorded shards of parameters do not have
-    **{name: "2.12" for name in FOUND if "fsdp" in name},
+    **{name: "2.12" for name in [*FOUND, *HYBRID] if "fsdp" in name},
     "llama, megatron fsdp": "2.12",
     "mixtral, megatron fsdp": "2.12",
     "llama, megatron fsdp of gradients": "2.12",

@@ -33,14 +33,8 @@ _INCOMPATIBLE: Final = {
     "cpu_offloading_num_layers": "offloading is not modelled with hybrid models; leave it out",
     "enable_cuda_graph": "CUDA graphs are not modelled with hybrid models; leave it out",
     "external_cuda_graph": "CUDA graphs are not modelled with hybrid models; leave it out",
-    "use_torch_fsdp2": "FSDP is not modelled with hybrid models; leave it out",
-    "use_megatron_fsdp": "FSDP is not modelled with hybrid models; leave it out",
-    "use_custom_fsdp": "FSDP is not modelled with hybrid models; leave it out",
     "overlap_moe_expert_parallel_comm": "overlapped microbatches are not modelled with hybrid models; leave it out",
     "delay_wgrad_compute": "delayed weight gradients are not modelled with hybrid models; leave it out",
-    "tp_comm_overlap": "userbuffers are not modelled with hybrid models; leave it out",
-    "deterministic_mode": "the deterministic kernels of Mamba layers are not modelled; leave it out",
-    "optimizer_cpu_offload": "states in host memory are not modelled with hybrid models; leave it out",
 }
 """By dest: options that change what is modelled, and what to do."""
 _OF_STAGES: Final = (
@@ -260,10 +254,6 @@ def _check_options(arguments: Arguments, *, model: ModelSpec) -> None:
         raise UnsupportedError(option(arguments, "optimizer"), fault, "use --optimizer adam")
     if model.windowed:
         raise UnsupportedError(option(arguments, "window_size"), f"windows are not modelled with {named}", "leave it out")
-    if arguments.get("cuda_graph_impl") not in (None, "none"):
-        raise UnsupportedError(
-            option(arguments, "cuda_graph_impl"), f"CUDA graphs are not modelled with {named}", "leave one of them out"
-        )
 
 
 def hybrid_blocks(hybrid: HybridSpec) -> tuple[BlockSpec, ...]:
