@@ -55,11 +55,12 @@ class Graphs:
 
     def finish_first_iteration(self) -> None:
         """Megatron's own graphs are captured now. From here on they refuse layers with hooks other than Megatron's."""
+        from megatron.core.ssm.mamba_layer import MambaLayer
         from megatron.core.transformer.transformer_layer import TransformerLayer
 
         for chunk in self._chunks:
             for module in chunk.modules():
-                if isinstance(module, TransformerLayer) and hasattr(module, "cudagraph_manager"):
+                if isinstance(module, TransformerLayer | MambaLayer) and hasattr(module, "cudagraph_manager"):
                     self._marks.unwatch_all(module)
 
     def set_hooks(self) -> None:

@@ -11,6 +11,8 @@ from tests.job_of import BLACKWELL, arguments_of, job_of
 
 SPEC = "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
 
+EXPERTS = "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --disable-bias-linear"
+
 
 def hybrid(line: str, *, release: str = "0.16.1", gpus: int = 8) -> TrainingJob:
     """Return the job of a hybrid model."""
@@ -91,6 +93,7 @@ def test_what_megatron_refuses_is_an_error(line: str, release: str, match: str) 
         "--hybrid-layer-pattern MM --mtp-hybrid-override-pattern M",
         "--hybrid-layer-pattern M* --window-size 128,0",
         "--hybrid-layer-pattern MM --optimizer muon",
+        f"--hybrid-layer-pattern ME {EXPERTS} --cuda-graph-impl local --cuda-graph-scope mamba moe_router",
     ],
 )
 def test_what_is_not_modelled_is_refused(line: str) -> None:

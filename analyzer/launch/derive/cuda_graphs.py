@@ -40,6 +40,9 @@ def graph_spec(launch: LaunchInput, *, model: ModelSpec) -> GraphSpec | None:
         raise InputError(named, "needs the layers of Transformer Engine", "use --transformer-impl transformer_engine")
     _check_segments(named, implementation, environ=launch.environ, gpu=launch.gpu)
     _check_experts(arguments, model, scope)
+    if model.hybrid is not None and implementation == "local" and {"moe", "moe_router"} & set(scope):
+        fault = "local captures the routers of a hybrid model by themselves, which is not modelled"
+        raise UnsupportedError(named, fault, "use --cuda-graph-impl transformer_engine, or leave the parts of MoE layers out")
     warmup = integer(arguments, "cuda_graph_warmup_steps")
     return GraphSpec(
         implementation=cast(Literal["transformer_engine", "local"], implementation),

@@ -37,9 +37,9 @@ def with_graphs(
         module.kind for tree, _ in chunks for each in captured_modules(graphs, moe, tree) for _, module in each.walk()
     )
     before, after = kept_tensors(job, graphs, stage.model, captured, kinds, stage.workspaces)
-    local = graphs.implementation == "local" and not full_iteration
+    local, alone = graphs.implementation == "local" and not full_iteration, job.parallel.pipeline == 1
     capture = ReplayedIteration(
-        tuple(script(captured_tree(graphs, moe, tree, static_output=hidden), _POOL) for tree, _ in chunks),
+        tuple(script(captured_tree(graphs, moe, tree, static_output=hidden, alone=alone), _POOL) for tree, _ in chunks),
         captured.order,
         captured=(*before, *after),
         switches=local,

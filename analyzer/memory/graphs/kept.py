@@ -17,7 +17,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, parameters
-from analyzer.passes.graph_scopes import FULL_ITERATION, Scope, captured_modules, layer_scope, transformer_layers
+from analyzer.passes.graph_scopes import FULL_ITERATION, Scope, captured_modules, graphable_layers, layer_scope
 from analyzer.program.schedule.iteration import Iteration
 from analyzer.program.schedule.pipeline import Step
 from analyzer.specs import GraphSpec, TrainingJob
@@ -87,15 +87,19 @@ def _kept_te(
 ) -> tuple[list[Workspace], list[Workspace]]:
     """Buffers of `make_graphed_callables` with `_reuse_graph_input_output_buffers`: before the capture, and after it."""
     moe, hidden = job.model.moe, shapes_of(job).hidden("input").bytes
-    layers = [layer for tree in stage.trees for layer in transformer_layers(tree)]
+    layers = [layer for tree in stage.trees for layer in graphable_layers(tree)]
     scopes = [scope for layer in layers if (scope := layer_scope(graphs, moe, layer)).children]
     if not scopes:
         return [], []
-    in_flight = _layers_in_flight(captured.order, _captured_layers(job, graphs, stage))
+    static = sum(
+        _layers_in_flight(captured.order, _captured_layers(job, graphs, stage, masked=masked))
+        * (hidden + masked * _mask_bytes(job))
+        for masked in (False, True)
+    )
     outputs = sum(_output_gradients(job, graphs, scope) for scope in {bool(scope.parts): scope for scope in scopes}.values())
     rope = _rope_bytes(job) if ModuleKind.ATTENTION in kinds else 0
     before = [
-        Workspace("static inputs of CUDA graphs", in_flight * _static_bytes(job, graphs), FROM_START, "forward"),
+        Workspace("static inputs of CUDA graphs", static, FROM_START, "forward"),
         Workspace("static output gradients of CUDA graphs", outputs, FROM_START, "forward"),
         *([Workspace("rotation table of CUDA graphs", rope, FROM_START, "forward")] if rope else []),
     ]
@@ -159,11 +163,18 @@ def _mask_bytes(job: TrainingJob) -> int:
     return round_up(job.batch.micro_batch_size * (s // job.parallel.context) * s, BLOCK)
 
 
-def _captured_layers(job: TrainingJob, graphs: GraphSpec, stage: StageModel) -> list[int]:
-    """Number of layers that are captured separately, for each chunk."""
-    return [
-        sum(bool(layer_scope(graphs, job.model.moe, layer).children) for layer in transformer_layers(tree)) for tree in stage.trees
-    ]
+def _captured_layers(job: TrainingJob, graphs: GraphSpec, stage: StageModel, *, masked: bool | None = None) -> list[int]:
+    """Number of layers that are captured separately, for each chunk.
+
+    `masked`: only those whose static inputs have an attention mask, which captured attention has with every kernel, or no mask.
+    """
+    return [sum(_is_captured(job, graphs, layer, masked) for layer in graphable_layers(tree)) for tree in stage.trees]
+
+
+def _is_captured(job: TrainingJob, graphs: GraphSpec, layer: Module, masked: bool | None) -> bool:
+    scope = layer_scope(graphs, job.model.moe, layer)
+    has_mask = any(child.kind is ModuleKind.ATTENTION and child.kind in scope.full for child in layer.children)
+    return bool(scope.children) and masked in (None, has_mask)
 
 
 def _layers_in_flight(order: Sequence[Step], layers: Sequence[int]) -> int:
@@ -173,9 +184,3 @@ def _layers_in_flight(order: Sequence[Step], layers: Sequence[int]) -> int:
         in_flight += layers[step.chunk] if step.kind == "forward" else -layers[step.chunk]
         most = max(most, in_flight)
     return most
-
-
-def _static_bytes(job: TrainingJob, graphs: GraphSpec) -> int:
-    """Bytes of the inputs of one captured layer: hidden states and, with attention, a mask, for every kernel."""
-    hidden = shapes_of(job).hidden("input").bytes
-    return hidden if graphs.scope and "attn" not in graphs.scope else hidden + _mask_bytes(job)

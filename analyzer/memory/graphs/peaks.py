@@ -21,7 +21,6 @@ from analyzer.memory.overlapped.microbatches import overlapped_peaks
 from analyzer.memory.peak import Peak
 from analyzer.memory.point import Point
 from analyzer.memory.workspaces import Workspace, workspaces_of
-from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module
@@ -29,9 +28,10 @@ from analyzer.passes.graph_scopes import (
     FULL_ITERATION,
     captured_modules,
     captured_tree,
+    enters_inside,
+    graphable_layers,
     layer_scope,
     outside_tree,
-    transformer_layers,
 )
 from analyzer.program.schedule.iteration import Iteration
 from analyzer.program.schedule.pipeline import Pair, Step
@@ -122,9 +122,9 @@ def graph_memory(
 
 def _static_input_gradients(graphs: GraphSpec, moe: MoeSpec | None, stage: StageModel) -> list[bool]:
     """For each chunk, whether it receives its input and the gradient of the input is static, so that it is not allocated."""
-    firsts = [next(iter(transformer_layers(tree)), None) for tree in stage.trees]
+    firsts = [next(iter(graphable_layers(tree)), None) for tree in stage.trees]
     return [
-        not chunk.pre_process and layer is not None and ModuleKind.ATTENTION in layer_scope(graphs, moe, layer).full
+        not chunk.pre_process and layer is not None and enters_inside(layer_scope(graphs, moe, layer), layer)
         for chunk, layer in zip(stage.chunks, firsts, strict=True)
     ]
 
@@ -148,7 +148,8 @@ def _capture_peak(
 ) -> Peak:
     """The peak of the captured modules alone. `workspaces` are those of a full iteration: cuBLAS allocates others in the graph."""
     output = shapes_of(job).hidden("static output")
-    trees = [captured_tree(graphs, job.model.moe, tree, static_output=output) for tree in stage.trees]
+    alone = job.parallel.pipeline == 1
+    trees = [captured_tree(graphs, job.model.moe, tree, static_output=output, alone=alone) for tree in stage.trees]
     context = PeakContext(overlapped=_overlapped(job, trees, captured))
     of_graph = [each for each in workspaces if each.name.startswith("cuBLAS")]
     chunks = [chunk_memory(tree) for tree in trees]

@@ -25,6 +25,7 @@ _FSDP2 = (
     "--use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist --global-batch-size 32 "
     "--untie-embeddings-and-output-weights"
 )
+_GRAPHS = "--cuda-graph-impl transformer_engine"
 _SIX = "--num-layers 6 --hybrid-override-pattern MM-M*-"
 _STAGES = "--hybrid-layer-pattern MM|-M|*M|-M --pipeline-model-parallel-size 2"
 _DEPTHS = "--hybrid-layer-pattern MM-M*-/*-/*-"
@@ -75,6 +76,22 @@ HYBRID: Final = {
         "fsdp2, experts": f"{_MIXED} {_FSDP2} --expert-model-parallel-size 1",
         "fsdp2, not resharded, tp2 sp": f"--num-layers 6 --hybrid-override-pattern M*-M*- {_FSDP2} --tensor-model-parallel-size 2 "
         "--sequence-parallel --torch-fsdp2-no-reshard-after-forward",
+        "graphs": f"{_SIX} {_GRAPHS}",
+        "graphs of mamba": f"{_SIX} {_GRAPHS} --cuda-graph-scope mamba",
+        "graphs of mamba from the start": f"{_SIX} {_GRAPHS} --cuda-graph-scope mamba --cuda-graph-warmup-steps 0",
+        "graphs of mamba and attention": f"{_SIX} {_GRAPHS} --cuda-graph-scope mamba attn",
+        "graphs of mamba, attention and mlp from the start": f"{_SIX} {_GRAPHS} --cuda-graph-scope mamba attn mlp "
+        "--cuda-graph-warmup-steps 0",
+        "graphs of mamba, tp2 sp pp2": f"--num-layers 6 --hybrid-override-pattern *M-M-M {_GRAPHS} --cuda-graph-scope mamba "
+        "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel",
+        "graphs of mamba, attention and router": f"{_MIXED} --num-layers 6 --hybrid-override-pattern MEM*ME "
+        f"{_GRAPHS} --cuda-graph-scope mamba attn moe_router",
+        "graphs of attention, experts": f"{_MIXED} {_GRAPHS} --cuda-graph-scope attn",
+        "local graphs of mamba": f"{_SIX} --cuda-graph-impl local --cuda-graph-scope mamba",
+        "local graphs of mamba and attention, experts": f"{_MIXED} --expert-model-parallel-size 1 --cuda-graph-impl local "
+        "--cuda-graph-scope mamba attn",
+        "graph of full iterations": f"{_SIX} --cuda-graph-impl local --cuda-graph-scope full_iteration "
+        "--no-check-for-nan-in-loss-and-grad --no-create-attention-mask-in-dataloader",
         "separate kernels, one sample": f"{_MAMBA} --micro-batch-size 1 --disable-mamba-mem-eff-path",
         "separate kernels": f"{_SIX} --disable-mamba-mem-eff-path",
         "separate kernels, cp2": f"{_SIX} --disable-mamba-mem-eff-path --context-parallel-size 2 --micro-batch-size 1",
@@ -104,6 +121,9 @@ HYBRID_SINCE: Final = {
     "hybrid, full recompute": "0.18",
 }
 HYBRID_UNTIL: Final = {
+    # the shadow engine lacks functions of PyTorch that these graphs use
+    "hybrid, local graphs of mamba": "0.18",
+    "hybrid, local graphs of mamba and attention, experts": "0.18",
     "hybrid, ignored full recompute": "0.18",
     "hybrid, muon": "0.17",
     "hybrid, muon, experts": "0.17",

@@ -242,6 +242,8 @@ GRID = {
     "llama, graphs, gradients not fused": f"--bf16 {LLAMA} {GRAPHS} {FROM_START} --no-gradient-accumulation-fusion",
     "llama, graphs of attention, interleaved": f"--bf16 {LLAMA} {GRAPHS} --cuda-graph-scope attn {FROM_START} --num-layers 8 "
     "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
+    "gpt, graphs of mlp, small vocabulary": f"--bf16 {GRAPHS} --cuda-graph-scope mlp {FROM_START} --vocab-size 120",
+    "gpt, graphs, small vocabulary": f"--bf16 {GRAPHS} --vocab-size 120",
     "llama, graphs of mlp": f"--bf16 {LLAMA} {GRAPHS} --cuda-graph-scope mlp {FROM_START}",
     "mixtral, graphs of attention and router": f"--bf16 {LLAMA} {MOE} {GRAPHS} --cuda-graph-scope attn moe_router {FROM_START}",
     "llama, local graphs, tp2": f"--bf16 {LLAMA} --enable-cuda-graph --tensor-model-parallel-size 2",

@@ -7,7 +7,9 @@ core/models/hybrid/hybrid_layer_allocation.py. Whether tensor and context parall
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
@@ -31,8 +33,6 @@ _INCOMPATIBLE: Final = {
     "heterogeneous_layers_config_path": "leave one of them out",
     "fine_grained_activation_offloading": "offloading is not modelled with hybrid models; leave it out",
     "cpu_offloading_num_layers": "offloading is not modelled with hybrid models; leave it out",
-    "enable_cuda_graph": "CUDA graphs are not modelled with hybrid models; leave it out",
-    "external_cuda_graph": "CUDA graphs are not modelled with hybrid models; leave it out",
     "overlap_moe_expert_parallel_comm": "overlapped microbatches are not modelled with hybrid models; leave it out",
     "delay_wgrad_compute": "delayed weight gradients are not modelled with hybrid models; leave it out",
 }
@@ -61,6 +61,16 @@ class Pattern:
         return "".join(self.stages)
 
     @property
+    def written(self) -> str:
+        """The pattern as an option has it."""
+        return "/".join(["|".join(self.stages), *[self.mtp] * self.depths])
+
+    def split(self, counts: Sequence[int]) -> Pattern:
+        """The same layers with these numbers of layers in the virtual pipeline stages."""
+        letters = iter(self.letters)
+        return replace(self, stages=tuple("".join(islice(letters, count)) for count in counts))
+
+    @property
     def layout(self) -> tuple[str, ...] | None:
         """The stages as those of `--pipeline-model-parallel-layout`; None for an even or uneven split."""
         if len(self.stages) == 1:
@@ -79,6 +89,11 @@ def is_hybrid(arguments: Arguments) -> bool:
         return True
     spec = arguments.get("spec")
     return isinstance(spec, list | tuple) and any(str(word) in STACKS for word in spec)
+
+
+def pattern_dest(arguments: Arguments) -> str:
+    """The option with the pattern, or that to write one with."""
+    return next((dest for dest in _PATTERNS if arguments.get(dest) is not None), _PATTERNS[0])
 
 
 def read_pattern(arguments: Arguments) -> Pattern | None:
