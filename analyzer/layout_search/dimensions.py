@@ -166,20 +166,21 @@ class Space:
     def may_have(self, stages: Stages) -> bool:
         """Whether a distribution may be used: if layers are not searched, a launch with its own one keeps it in a pipeline.
 
-        The pattern of a hybrid model gives its virtual stages, and no option does.
+        The pattern of a hybrid model gives its virtual stages, from core 0.17 on.
         """
-        own = self.problem.given.parallel.pipeline_layout
-        if self.problem.given.model.hybrid is not None and (own.layout is not None or stages.virtual > 1):
+        own, given = self.problem.given.parallel.pipeline_layout, self.problem.given
+        if given.model.hybrid is not None and stages.virtual > 1 and is_before(given.megatron, "0.17"):
             return False
         return stages.pipeline == 1 or "layers" in self.over or own == PipelineSpec()
 
     def _is_given(self, stages: Stages) -> bool:
         """Whether a distribution has the same layers on every virtual stage as that of the launch."""
-        parallel = self.problem.given.parallel
-        if (stages.pipeline, stages.virtual) != self.given.stages[:2] or parallel.pipeline_layout.layout is not None:
+        parallel, by_pattern = self.problem.given.parallel, self.problem.given.model.hybrid is not None
+        listed = parallel.pipeline_layout.layout is not None and not by_pattern
+        if (stages.pipeline, stages.virtual) != self.given.stages[:2] or listed:
             return False
-        listed = replace(parallel, pipeline_layout=PipelineSpec(num_layers_in_first=stages.first, num_layers_in_last=stages.last))
-        return layers_of_stages(self.scale.layers, listed) == self._layers_of_given
+        split = PipelineSpec(num_layers_in_first=stages.first, num_layers_in_last=stages.last)
+        return layers_of_stages(self.scale.layers, replace(parallel, pipeline_layout=split)) == self._layers_of_given
 
     @cached_property
     def _layers_of_given(self) -> tuple[int, ...]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from analyzer.launch.derive.model.hybrid import Pattern, pattern_dest, read_pattern
+from analyzer.launch.derive.reading import since
+from analyzer.layout.stages import layers_of_stages
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages
+from analyzer.specs import ParallelSpec, PipelineSpec
 from analyzer.specs.option_names import flag_of
 
 if TYPE_CHECKING:
@@ -91,11 +95,33 @@ def _of_stages(stages: Stages, arguments: Arguments, *, layers: int) -> dict[str
     }
     if stages.pipeline == 1 and arguments.get("pipeline_model_parallel_size") is None:
         del found["pipeline_model_parallel_size"]
+    pattern = staged_pattern(stages, arguments)
+    if pattern is not None:
+        found |= {"decoder_first_pipeline_num_layers": None, "decoder_last_pipeline_num_layers": None}
+        return {**found, pattern_dest(arguments): pattern.written}
     if stages.virtual > 1 and "num_virtual_stages_per_pipeline_rank" in arguments.values:
         found["num_virtual_stages_per_pipeline_rank"] = stages.virtual
     elif stages.virtual > 1:
         found["num_layers_per_virtual_pipeline_stage"] = layers // (stages.pipeline * stages.virtual)
     return found
+
+
+def staged_pattern(stages: Stages, arguments: Arguments) -> Pattern | None:
+    """The pattern of a hybrid model with these stages, from core 0.17 on; None where no pattern marks stages."""
+    given = read_pattern(arguments) if since(arguments, "0.17") else None
+    if given is None or (stages.virtual == 1 and len(given.stages) == 1):
+        return None
+    split = PipelineSpec(num_layers_in_first=stages.first, num_layers_in_last=stages.last)
+    virtual = stages.virtual if stages.virtual > 1 else None
+    parallel = ParallelSpec(
+        world_size=stages.pipeline,
+        nodes=1,
+        gpus_per_node=stages.pipeline,
+        pipeline=stages.pipeline,
+        virtual_pipeline=virtual,
+        pipeline_layout=split,
+    )
+    return given.split(layers_of_stages(len(given.letters), parallel))
 
 
 def _of_recompute(recompute: Recompute) -> dict[str, object]:
@@ -166,6 +192,7 @@ FUSIONS: Final = {"--cross-entropy-loss-fusion": "loss", "--moe-permute-fusion":
 """Fused kernels."""
 PER_STAGE: Final = "--num-layers-per-virtual-pipeline-stage"
 _RECOMPUTE: Final = tuple(map(flag_of, OF_RECOMPUTE))
+_PATTERNS: Final = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 
 
 def as_short_text(options: dict[str, object]) -> str:
@@ -181,7 +208,11 @@ def as_short_text(options: dict[str, object]) -> str:
     for word, names in (("overlap", OVERLAPS), ("fuse", FUSIONS)):
         if not switched_on.isdisjoint(names):
             found.append(" ".join((word, *(name for flag, name in names.items() if flag in switched_on))))
-    rest = {flag: value for flag, value in options.items() if flag not in {*SHORT, *recompute, *switched_on}}
+    patterns = [str(options[flag]) for flag in _PATTERNS if options.get(flag) is not None]
+    found += [
+        f"{pattern.count('|') + 1} stages in the pattern" if "|" in pattern else "no stages in the pattern" for pattern in patterns
+    ]
+    rest = {flag: value for flag, value in options.items() if flag not in {*SHORT, *_PATTERNS, *recompute, *switched_on}}
     found += [_words(flag, value) for flag, value in rest.items() if value is not None and value is not False]
     implied = PER_STAGE if "--num-virtual-stages-per-pipeline-rank" in options else ""
     off = [flag for flag, value in options.items() if value is None or value is False]

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from analyzer.layout_search.dimensions import Space
-from analyzer.layout_search.options import by_flag, changes_of
+from analyzer.layout_search.options import by_flag, changes_of, staged_pattern
 from analyzer.layout_search.overlaps import ALWAYS, without_effect
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages
 from analyzer.specs import ParallelSpec, PipelineSpec, TrainingFlags, TrainingJob
@@ -117,7 +117,7 @@ def with_stages(space: Space, setting: int, job: TrainingJob, stages: Stages) ->
         pipeline=stages.pipeline,
         virtual_pipeline=virtual,
         overlap_p2p=virtual is not None and overlaps,
-        pipeline_layout=_pipeline_layout(given, stages),
+        pipeline_layout=_layout_of(space, stages),
         microbatch_group_size=given.microbatch_group_size if stages.given else None,
     )
     batch, before = job.batch, job.parallel.pipeline
@@ -138,6 +138,13 @@ def with_stages(space: Space, setting: int, job: TrainingJob, stages: Stages) ->
             overlap_param_gather="overlap_param_gather" in shown or given_optimizer.overlap_param_gather,
         )
     return replace(job, parallel=parallel, batch=batch, flags=_flags(space, job, parallel), optimizer=optimizer)
+
+
+def _layout_of(space: Space, stages: Stages) -> PipelineSpec:
+    pattern = None if stages.given else staged_pattern(stages, space.problem.arguments)
+    if pattern is None:
+        return _pipeline_layout(space.problem.given.parallel, stages)
+    return PipelineSpec(layout=pattern.layout)
 
 
 def _flags(space: Space, job: TrainingJob, parallel: ParallelSpec) -> TrainingFlags:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -120,6 +120,11 @@ def _fixed(line: str, over: str, *keep: str, batch: str = "--global-batch-size 3
     return Case(tuple(f"{PLAIN} {batch} {line}".split()), tuple(over.split()), keep)
 
 
+def _hybrid(pattern: str) -> Case:
+    case = _fixed(f"--info-megatron 0.19.0 --hybrid-layer-pattern {pattern}", "pp vpp layers")
+    return replace(case, words=tuple("pretrain_hybrid.py" if word == "pretrain_gpt.py" else word for word in case.words))
+
+
 FIXED: Final = {
     "dense": _fixed("", "tp pp"),
     "overlap": _fixed("", "tp optimizer overlap"),
@@ -141,6 +146,8 @@ FIXED: Final = {
     "kept-sequence": _fixed("", "tp", "--sequence-parallel"),
     "kept-optimizer": _fixed("", "fsdp offload", "--use-distributed-optimizer"),
     "kept-overlap": _fixed("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "tp", "--tp-comm-overlap"),
+    "hybrid": _hybrid("MM-M*-M-"),
+    "hybrid-stages": _hybrid("MM-|M*|-M|- --pipeline-model-parallel-size 2"),
     "no-batch": _fixed("", "tp micro-batch", batch=""),
     "no-sequence": _fixed("--tensor-model-parallel-size 2", "tp micro-batch"),
 }

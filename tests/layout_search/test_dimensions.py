@@ -21,12 +21,14 @@ UNEVEN = {
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout"),
     *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
 }
+PATTERN = {"hybrid_layer_pattern"}
+"""It marks the stages of a hybrid model."""
 OVERLAPPED = {"overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "ep_overlap_early_attn_memory_release"}
 CHANGED = {
     "tp": {"tensor_model_parallel_size", "sequence_parallel", "tp_comm_overlap"},
-    "pp": STAGES | UNEVEN | OVERLAPPED,
-    "vpp": STAGES | OVERLAPPED,
-    "layers": STAGES | UNEVEN,
+    "pp": STAGES | UNEVEN | PATTERN | OVERLAPPED,
+    "vpp": STAGES | PATTERN | OVERLAPPED,
+    "layers": STAGES | UNEVEN | PATTERN,
     "cp": {"context_parallel_size", "hierarchical_context_parallel_sizes"},
     "ep": {"expert_model_parallel_size"} | OVERLAPPED,
     "etp": {"expert_tensor_parallel_size"},
