@@ -63,6 +63,9 @@ class CoreBehavior(Behavior):
     """The cross entropy subtracts the maximum into a new tensor (tensor_parallel/cross_entropy.py)."""
     few_query_groups: bool = _during(since="0.16")
     """There may be fewer query groups than tensor-parallel ranks (transformer/attention.py)."""
+    convolves_rows: bool = _during(since="0.18")
+    """A gated delta net convolves [b, s, channels] without a copy, normalizes queries and keys together, and compiles what prepares
+    the delta rule (ssm/gated_delta_net.py, later ssm/gated_delta_net)."""
     glu_offset: bool = _during(since="0.15")
     """An offset is added to the linear half of an unfused gated activation, even if it is 0 (transformer/mlp.py)."""
 

@@ -137,13 +137,42 @@ def chunk_gated_delta_rule(
     return GatedDeltaRule.apply(q, k, v, g, beta), None  # type: ignore[no-untyped-call]
 
 
+class CausalConvolution(torch.autograd.Function):
+    """`CausalConv1dFunction` on [b, s, d]. Saved: the input, which may be a view, and the weight [d, width]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        output = empty(x.shape, x.dtype)
+        calls.launched("causal_conv1d_fwd", (x, weight, output))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        again = empty(x.shape, x.dtype)  # without the activation
+        calls.launched("causal_conv1d_fwd", (x, weight, again))
+        found = torch.empty_like(x)
+        parts = empty((x.shape[0] * -(-x.shape[1] // CHUNK), *weight.shape), torch.float32)
+        calls.launched("causal_conv1d_bwd", (x, again, weight, grads[0], found, parts))
+        return found, parts.sum(0).to(weight.dtype)
+
+
+def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, **options: Any) -> tuple[torch.Tensor, None]:
+    """[b, s, d] → [b, s, d], with SiLU. Raises ValueError for options that Megatron does not use."""
+    if any(value not in (None, False) for name, value in options.items() if name != "activation"):
+        raise ValueError(f"options of causal_conv1d that the stand-in does not have: {options}")
+    return CausalConvolution.apply(x, weight), None  # type: ignore[no-untyped-call]
+
+
 def modules() -> dict[str, ModuleType]:
     """Return the modules of fla that megatron-core imports, by name."""
-    names = ("fla", "fla.modules", "fla.modules.l2norm", "fla.ops", "fla.ops.gated_delta_rule")
+    names = ("fla", "fla.modules", "fla.modules.l2norm", "fla.modules.convolution", "fla.ops", "fla.ops.gated_delta_rule")
     made = {name: ModuleType(name) for name in names}
     for name in ("fla", "fla.modules", "fla.ops"):
         made[name].__path__ = []
     made["fla.modules.l2norm"].l2norm = l2norm  # type: ignore[attr-defined]
+    made["fla.modules.convolution"].causal_conv1d = causal_conv1d  # type: ignore[attr-defined]
     made["fla.ops.gated_delta_rule"].chunk_gated_delta_rule = chunk_gated_delta_rule  # type: ignore[attr-defined]
     return made
 

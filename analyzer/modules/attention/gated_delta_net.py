@@ -3,10 +3,10 @@
 Legend: s sequence, b microbatch, t tensor-parallel size, K and V widths of all keys and of all values, a value heads, k and v
 elements of a key and of a value head.
 
-Sources: `GatedDeltaNet` (core/ssm/gated_delta_net.py, 0.16.1); fla-core 0.6.0 (`l2norm_fwd`, `chunk_gated_delta_rule_fwd` and
-`chunk_gated_delta_rule_bwd`); `CausalConv1dFn` of causal_conv1d 1.6. Local variables of `GatedDeltaNet.forward` reference the
-output of the input projection, that of the convolution and small tensors until it returns. In backward, the gradient of the gate
-waits for that of the input projection's output.
+Sources: `GatedDeltaNet` (core/ssm/gated_delta_net.py, 0.16.1 and 0.18.2); fla-core 0.6.0 (`l2norm_fwd`,
+`chunk_gated_delta_rule_fwd` and `chunk_gated_delta_rule_bwd`), `CausalConv1dFunction` of fla 0.5.2, `CausalConv1dFn` of
+causal_conv1d 1.6. Local variables of `GatedDeltaNet.forward` reference the output of the input projection, that of the convolution
+and small tensors until it returns. In backward, the gradient of the gate waits for that of the input projection's output.
 """
 
 from __future__ import annotations
@@ -88,9 +88,14 @@ class DeltaNet:
         """[b, s, a/t]."""
         return self.shapes.wide(name, self.heads, "a/t", dtype=dtype, made_in=made_in)
 
-    def projected(self, name: str = "projected") -> Tensor:
+    @property
+    def in_rows(self) -> bool:
+        """Whether the convolution reads the projection in [b, s, channels] (`CoreBehavior.convolves_rows`)."""
+        return self.shapes.inputs.core.convolves_rows
+
+    def projected(self, name: str = "projected", *, made_in: str = "") -> Tensor:
         """[s, b, (2K+2V+2a)/t]."""
-        return self.shapes.wide(name, self.spec.projected_width // self.shapes.t, "(2K+2V+2a)/t")
+        return self.shapes.wide(name, self.spec.projected_width // self.shapes.t, "(2K+2V+2a)/t", made_in=made_in)
 
     def convolved(self, name: str = "convolved") -> Tensor:
         """[b, (2K+V)/t, s]."""
@@ -111,7 +116,7 @@ class DeltaNet:
     def referenced(self) -> tuple[Tensor, ...]:
         """What local variables reference from the convolution until the output projection returns."""
         return (
-            self.projected(),
+            *(() if self.in_rows else (self.projected(),)),
             self.convolved(),
             self.of_each_head("alpha"),
             self.of_each_head("decay", dtype="fp32"),
@@ -128,7 +133,7 @@ def gated_delta_net(shapes: Shapes, *, fused_norm: bool, input_shares: str = "")
         children=(
             _input_projection(net, fused_norm=fused_norm, input_shares=input_shares),
             _convolution(net),
-            _prepared(net),
+            _prepared_in_one(net) if net.in_rows else _prepared(net),
             _delta_rule(net),
             _gated_norm(net),
             _output_projection(net),
@@ -171,7 +176,7 @@ def _of_gates(net: DeltaNet) -> tuple[Tensor, ...]:
 
 
 def _convolution(net: DeltaNet) -> Module:
-    """The causal convolution of each channel, with SiLU. It reads and saves a copy in [b, channels, s]."""
+    """The causal convolution of each channel, with SiLU. It saves a copy in [b, channels, s], or the projection without a copy."""
     spec, shapes = net.spec, net.shapes
     width = spec.conv_kernel_dim
     weight = Parameter(
@@ -186,16 +191,16 @@ def _convolution(net: DeltaNet) -> Module:
         kind=ModuleKind.CONVOLUTION,
         function=True,
         parameters=(weight,),
-        saved=(net.convolved("channels"),),
-        forward_workspace=(net.projected(), net.convolved("output")),
+        saved=(net.projected("projection", made_in=f"{ATTENTION}.in_proj"),) if net.in_rows else (net.convolved("channels"),),
+        forward_workspace=(net.convolved("output"),) if net.in_rows else (net.projected(), net.convolved("output")),
         backward_workspace=(
             net.gate_gradient,
             *_of_gates(net),
             net.convolved("output gradient"),
-            net.convolved("output gradient in [b, channels, s]"),
+            net.convolved("output before the activation" if net.in_rows else "output gradient in [b, channels, s]"),
             net.convolved("input gradient"),
         ),
-        source="causal_conv1d_fn",
+        source="causal_conv1d" if net.in_rows else "causal_conv1d_fn",
     )
 
 
@@ -226,6 +231,33 @@ def _prepared(net: DeltaNet) -> Module:
         backward_workspace=largest(
             (*of_heads, of_keys[0], *gradients),
             (*of_keys, *gradients, net.convolved("concatenated gradient")),
+        ),
+        source="l2norm",
+    )
+
+
+def _prepared_in_one(net: DeltaNet) -> Module:
+    """The same as compiled functions, which save their inputs, and one norm of queries and keys, which saves its output."""
+    shapes = net.shapes
+    rows = 2 * shapes.b * shapes.s * (net.spec.num_key_heads // shapes.t)
+    copies = (net.of_heads("query"), net.of_heads("key"), net.of_values("value"), net.of_values("gate"))
+    gradients = (net.of_values("value gradient"), net.gate_gradient, *_of_gates(net))
+    return Module(
+        name="prepared",
+        kind=ModuleKind.DELTA_RULE_INPUTS,
+        function=True,
+        saved=(
+            shapes.wide("normalized queries and keys", 2 * net.key, "2K/t"),
+            shapes.statistics("norms", rows, "8·s·b·K/(k·t)"),
+            net.of_each_head("alpha"),
+            net.of_each_head("beta before its sigmoid"),
+        ),
+        forward_workspace=(*net.referenced, *copies),
+        backward_workspace=(
+            net.of_heads("query gradient"),
+            net.of_heads("key gradient"),
+            *gradients,
+            net.convolved("gradient of the output of the convolution"),
         ),
         source="l2norm",
     )
