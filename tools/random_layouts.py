@@ -145,7 +145,7 @@ def phrases(words: Sequence[str]) -> list[tuple[str, ...]]:
 
 def minimised(comparer: Comparer, result: Result) -> Result:
     """Leave out options as long as a total differs by more than the tolerance, or the kind of the difference stays."""
-    entry = result.words.index("pretrain_gpt.py") + 1
+    entry = next(place for place, word in enumerate(result.words, start=1) if word.endswith(".py"))
     start, kept = result.words[:entry], phrases(result.words[entry:])
     for phrase in reversed(list(kept)):
         fewer = [each for each in kept if each is not phrase]

@@ -102,13 +102,31 @@ FSDP2: Final = (
 )
 FEATURES: Final = (
     *("none", "none", "none", "none", "fsdp", "fsdp", "fsdp2", "offload", "offload", "layers", "overlap", "mtp"),
-    *("deepep", "hybridep", "userbuffers", "deferred", "imbalance", "muon", "dist_muon", "fp8"),
+    *("deepep", "hybridep", "userbuffers", "deferred", "imbalance", "muon", "dist_muon", "fp8", "hybrid", "hybrid", "delta_net"),
 )
 """Features of `any_launch`; one that is named twice is drawn more often."""
 QUANTIZED: Final = ("none", "none", "fsdp", "offload", "overlap", "mtp", "hybridep", "userbuffers", "deferred", "dist_muon")
 """Features that are drawn with FP8 or FP4."""
-PARTS: Final = ("mla", "recompute", "rare")
-"""What can be asked for beside features: multi-latent attention and recomputation, which `launch` draws itself, and `RARE`."""
+PARTS: Final = ("mla", "recompute", "rare", "sparse")
+"""What can be asked for beside features: multi-latent attention and recomputation, which `launch` draws itself, `RARE`, and sparse
+attention, which the installed megatron-core may not have."""
+OF_MLA: Final = tuple(word for word in f"{MLA} --q-lora-rank".split() if word.startswith("--"))
+MAMBA_SIZES: Final = (
+    "--mamba-num-groups 4",
+    "--mamba-state-dim 64",
+    "--mamba-head-dim 32",
+    "--mamba-num-heads 32",
+    "--disable-mamba-mem-eff-path",
+)
+DELTA_NET: Final = (
+    "--experimental-attention-variant gated_delta_net --linear-num-key-heads 4 --linear-key-head-dim 64 --linear-value-head-dim 64 "
+    "--swiglu --context-parallel-size 1 --linear-num-value-heads"
+)
+SPARSE: Final = (
+    f"{MLA} --info-megatron 0.18.2 --position-embedding-type rope --no-rope-fusion --bf16 --context-parallel-size 1 "
+    "--experimental-attention-variant dsa --dsa-indexer-n-heads 4 --dsa-indexer-head-dim 64 --dsa-indexer-topk 256 "
+    "--dsa-indexer-loss-coeff"
+)
 NEED_EXPERTS: Final = ("overlap", "deepep", "hybridep", "imbalance")
 STAGES: Final = ("--num-layers-per-virtual-pipeline-stage", "--defer-embedding-wgrad-compute", "--wgrad-deferral-limit")
 RECOMPUTE: Final = ("--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules")
@@ -149,6 +167,8 @@ class RandomLaunches:
         deep = "--num-layers-per-virtual-pipeline-stage" in words and "--pipeline-model-parallel-size 4" in " ".join(words)
         words += ["--num-layers", "8" if deep else "4"]
         words += self._maybe(*(each for each in SELDOM if "moe" not in each or "--num-experts" in words), share=0.04)
+        if feature in ("hybrid", "delta_net", "sparse"):
+            return self._of_family(feature, words)
         if feature in ("fsdp", "fsdp2"):
             return self._sharded(feature, words)
         if feature in ("offload", "layers"):
@@ -178,6 +198,28 @@ class RandomLaunches:
         if "--use-distributed-optimizer" in left and self._probably(0.4):
             left += ["--fp8-param-gather", *(["--reuse-grad-buf-for-mxfp8-param-ag"] if recipe == "mxfp8" else [])]
         return left + self._maybe("--fp8-amax-history-len 64")
+
+    def _of_family(self, feature: str, words: list[str]) -> list[str]:
+        """A hybrid model with Mamba layers, or a GPT with linear or sparse attention."""
+        unwanted = ("--mtp-num-layers", "--deterministic-mode", "--optimizer", "--window-size", "--softmax-type")
+        if feature == "sparse":
+            left = without(
+                words, *unwanted, *OF_MLA, "--fp16", "--rotary-percent", "--position-embedding-type", "--tp-comm-overlap"
+            )
+            return [*left, *SPARSE.split(), self._one("0.01 0"), *self._maybe("--q-lora-rank 192", "--dsa-indexer-use-sparse-loss")]
+        left = without(words, *unwanted, *OF_MLA)
+        if feature == "delta_net":
+            left = without(left, "--squared-relu", "--quick-geglu")
+            frequency = ["--linear-attention-freq", self._one("4 2 3")]
+            return [*left, *DELTA_NET.split(), self._one("8 16"), *frequency, *self._maybe("--attention-output-gate")]
+        left = without(left, *STAGES, "--num-layers", "--moe-layer-freq", "--transformer-impl", "--qk-layernorm")
+        script = "pretrain_mamba.py --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec".split()
+        place = left.index("pretrain_gpt.py")
+        kinds = "M M * - E" if "--num-experts" in left else "M M * -"
+        letters = "".join(self._one(kinds) for _ in range(8))
+        graphs = self._maybe("--cuda-graph-impl transformer_engine --cuda-graph-scope mamba attn", share=0.1)
+        pattern = ["--num-layers", "8", "--hybrid-override-pattern", letters]
+        return [*left[:place], *script, *left[place + 1 :], *pattern, *self._maybe(*MAMBA_SIZES), *graphs]
 
     def _sharded(self, feature: str, words: list[str]) -> list[str]:
         if feature == "fsdp":
