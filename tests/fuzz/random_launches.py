@@ -216,7 +216,7 @@ class RandomLaunches:
         script = "pretrain_mamba.py --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec".split()
         place = left.index("pretrain_gpt.py")
         kinds = "M M * - E" if "--num-experts" in left else "M M * -"
-        letters = "".join(self._one(kinds) for _ in range(8))
+        letters = "M" + "".join(self._one(kinds) for _ in range(7))
         graphs = self._maybe("--cuda-graph-impl transformer_engine --cuda-graph-scope mamba attn", share=0.1)
         pattern = ["--num-layers", "8", "--hybrid-override-pattern", letters]
         return [*left[:place], *script, *left[place + 1 :], *pattern, *self._maybe(*MAMBA_SIZES), *graphs]
