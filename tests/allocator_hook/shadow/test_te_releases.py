@@ -73,7 +73,7 @@ def test_release_1_packs_the_gradients_of_key_and_value() -> None:
     packed = torch.empty((64, 2, 2, 2, 16), dtype=torch.bfloat16, device="meta")
     layout = attention.LAYOUT["NVTE_SBHD_SBH2D"]
     starts = torch.empty((3,), dtype=torch.int32, device="meta")
-    of_query, of_both, _ = release_1.fused_attn_bwd_kvpacked(64, layout, 2, (-1, 0), starts, query, packed)
+    of_query, of_both, _ = release_1.fused_attn_bwd_kvpacked(64, 64, layout, 2, (-1, 0), starts, query, packed)
     assert of_query is not None
     assert of_both is not None
     assert (of_query.shape, of_both.shape) == (query.shape, packed.shape)
