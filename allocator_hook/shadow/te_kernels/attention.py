@@ -95,7 +95,7 @@ def fused_attn_bwd(
     calls.attention("backward", Q, K, V, batch=batch, causal=_is_causal(attn_mask_type), window=window_size[0])
     # cuDNN computes the sum of dO·O per query and accumulates dQ, both in fp32, or stores the gradients of the scores
     scratch = [empty((batch, heads, max_seqlen_q), torch.float32)]
-    if stores_score_gradients(torch.cuda.get_device_capability(), deterministic=deterministic):
+    if deterministic and stores_score_gradients(torch.cuda.get_device_capability(), deterministic=True):
         packed = layout.startswith("T")
         lengths = (Q.shape[0], K.shape[0]) if packed else (max_seqlen_q, max_seqlen_kv)
         size = score_gradients_bytes(batch=batch, heads=heads, queries=lengths[0], keys=lengths[1], packed=packed)
