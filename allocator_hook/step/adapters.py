@@ -76,6 +76,7 @@ class _Adapter(torch.nn.Module):
         whole = copy(config)
         whole.sequence_parallel = False
         self._split_input = hasattr(layer, "input_is_parallel") or type(layer).__name__.startswith("TERow")
+        duplicated = type(layer).__name__ == "TELinear"
         tensor = config.tensor_model_parallel_size
         grouped = "Grouped" in type(layer).__name__
         tensor = 1 if grouped else tensor
@@ -92,7 +93,7 @@ class _Adapter(torch.nn.Module):
             columns *= tensor
             self.linear_in = RowParallelLinear(columns, adapters.rank, input_is_parallel=True, skip_bias_add=True, **options)
         else:
-            rows *= tensor
+            rows *= 1 if duplicated else tensor
             self.linear_in = ColumnParallelLinear(
                 columns, adapters.rank, gather_output=True, disable_grad_reduce=config.sequence_parallel, **options
             )
@@ -100,7 +101,9 @@ class _Adapter(torch.nn.Module):
                 layer.return_layernorm_output = True
                 layer.return_layernorm_output_gathered = config.sequence_parallel
                 self._exchanges = False
-        self.linear_out = ColumnParallelLinear(adapters.rank, rows, gather_output=self._split_input, **options)
+        if getattr(layer, "parallel_mode", "") is None:  # each rank adapts its own tokens, or a dispatcher exchanges them
+            self._exchanges = False
+        self.linear_out = ColumnParallelLinear(adapters.rank, rows, gather_output=self._split_input or duplicated, **options)
         if grouped and config.expert_model_parallel_size > 1:
             for projection in (self.linear_in, self.linear_out):
                 projection.weight.register_hook(_sum_over_experts)

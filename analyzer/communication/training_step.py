@@ -143,7 +143,7 @@ def _replicated_numel(tree: Module) -> int:
 
 
 def _shared_embeddings(tree: Module) -> list[Parameter]:
-    return [parameter for run in parameter_runs(tree) for parameter in run.parameters if parameter.shared_embedding]
+    return [each for run in parameter_runs(tree) for each in run.parameters if each.shared_embedding and not each.frozen]
 
 
 def _has_experts(tree: Module) -> bool:

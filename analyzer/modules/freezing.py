@@ -37,9 +37,12 @@ def without_input_gradient(module: Module) -> Module:
 
 
 def _frozen(module: Module) -> Module:
-    """Tensors that were stored in a dropped one are stored in the first of them that is left."""
-    kept = _without_weight_gradients(module)
-    dropped = {each.name for each in _saved(module) if each.for_weight and not each.shares}
+    return with_owners(without_weight_gradients(module), module)
+
+
+def with_owners(kept: Module, trained: Module) -> Module:
+    """`kept`, in which tensors that a dropped tensor of `trained` stored are stored in the first of them that is left."""
+    dropped = {each.name for each in _saved(trained) if not each.shares}
     left = {each.name for each in _saved(kept)}
     for name in sorted(dropped - left):
         kept = _owning(kept, name, [False])
@@ -61,8 +64,10 @@ def _owning(module: Module, name: str, done: list[bool]) -> Module:
     return replace(module, saved=tuple(saved), children=children) if done[0] else module
 
 
-def _without_weight_gradients(module: Module) -> Module:
-    """In forward, a saved tensor that backward does not need exists until the module has run.
+def without_weight_gradients(module: Module) -> Module:
+    """The module without what only gradients of its weights need, before `with_owners`.
+
+    In forward, a saved tensor that backward does not need exists until the module has run.
 
     `GPTModel.forward` references the input of the output layer until it returns.
     """
@@ -80,20 +85,21 @@ def _without_weight_gradients(module: Module) -> Module:
         waiting=(),
         frozen=True,
         collectives=tuple(each for each in module.collectives if not each.for_weight),
-        children=tuple(_without_weight_gradients(child) for child in module.children),
+        children=tuple(without_weight_gradients(child) for child in module.children),
     )
 
 
 def _frozen_experts(module: Module) -> Module:
-    """The rows that the first layer reads are a local variable of the experts, which exists until they return."""
+    """A local variable of the layer references the rows that fc1 reads (`routing.dispatched_rows`)."""
     first, *others = module.children
-    own = replace(_without_weight_gradients(first), forward_workspace=first.forward_workspace)
     return replace(
         module,
         parameters=tuple(replace(each, frozen=True) for each in module.parameters),
         frozen=True,
-        forward_workspace=(*module.forward_workspace, *_read_for_weights(first)),
-        children=(own, *(_without_weight_gradients(each) for each in others)),
+        children=(
+            replace(without_weight_gradients(first), forward_workspace=first.forward_workspace),
+            *(without_weight_gradients(each) for each in others),
+        ),
     )
 
 

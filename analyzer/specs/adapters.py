@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-AdapterTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
-ADAPTER_TARGETS: Final[tuple[AdapterTarget, ...]] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-"""The linear layers that can have an adapter, by the names of their modules in Megatron."""
+AdapterTarget = Literal[
+    "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj",
+    "linear_kv_down_proj", "linear_kv_up_proj", "in_proj", "out_proj", "eh_proj",
+]  # fmt: skip
+DEFAULT_TARGETS: Final[tuple[AdapterTarget, ...]] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""The layers that have an adapter by default in Megatron-Bridge."""
+ADAPTER_TARGETS: Final[tuple[AdapterTarget, ...]] = get_args(AdapterTarget)
+"""The linear layers that can have an adapter, by the names of their modules in Megatron: those of attention and the FFN, of
+multi-latent attention, of linear attention and Mamba mixers (`in_proj`, `out_proj`), and of multi-token prediction (`eh_proj`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.specs.adapters import ADAPTER_TARGETS
+from analyzer.specs.adapters import DEFAULT_TARGETS
 from tests.frameworks.files import batch, job, layout, write
 
 pytest.importorskip("omegaconf")
@@ -105,7 +105,7 @@ def test_adapters_are_named(folder: Path) -> None:
     assert found.tuning.adapter is not None
     assert (found.tuning.adapter.rank, found.tuning.adapter.alpha, found.tuning.adapter.targets) == (32, 64, ("all-linear",))
     assert found.model.adapters is not None
-    assert found.model.adapters.targets == ADAPTER_TARGETS
+    assert found.model.adapters.targets == DEFAULT_TARGETS
 
 
 def test_other_engines_and_faults_are_named(folder: Path) -> None:

@@ -16,7 +16,7 @@ from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.option_table import Option, OptionTable
 from analyzer.launch.other_models import kind_of_checkpoint
 from analyzer.specs import TrainingJob
-from analyzer.specs.adapters import ADAPTER_TARGETS
+from analyzer.specs.adapters import DEFAULT_TARGETS
 from tests.job_of import BASE, job_of
 
 MODEL = BASE.replace("--bf16", "--bf16 --global-batch-size 64 --train-iters 10 --lr 1e-4")
@@ -63,7 +63,7 @@ def test_adapters_with_unknown_options_get_no_verdict(line: str) -> None:
 def test_adapters_of_frameworks_are_modelled(line: str, rank: int) -> None:
     job = launch(line)
     assert job.model.adapters is not None
-    assert (job.model.adapters.rank, job.model.adapters.targets) == (rank, ADAPTER_TARGETS)
+    assert (job.model.adapters.rank, job.model.adapters.targets) == (rank, DEFAULT_TARGETS)
 
 
 def test_supervised_training_of_adapters_has_a_verdict() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
-from analyzer.specs.adapters import ADAPTER_TARGETS, AdapterSpec, AdapterTarget
+from analyzer.specs.adapters import ADAPTER_TARGETS, DEFAULT_TARGETS, AdapterSpec, AdapterTarget
 
 if TYPE_CHECKING:
-    from analyzer.specs import TrainingJob
+    from analyzer.specs import ModelSpec, TrainingJob
     from analyzer.specs.fine_tuning import Adapter
 
 ALL_LINEAR: Final = ("all-linear", "all_linear")
@@ -35,7 +35,7 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
     return (
         AdapterSpec(
             rank=adapter.rank,
-            targets=_targets(adapter) or (),
+            targets=_targets(adapter, job.model),
             per_expert=adapter.share_expert_adapters is False and job.model.moe is not None,
             dropout=adapter.dropout > 0,
         ),
@@ -46,28 +46,27 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
 def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     """Fragments of a sentence: in which launches adapters are not modelled."""
     model, parallel, flags = job.model, job.parallel, job.flags
-    targets = _targets(adapter)
+    targets = _targets(adapter, model)
     if adapter.kind != "lora":
         yield f"as {adapter.kind.replace('_', ' ')}" if adapter.kind != "other" else "other than as LoRA"
     if adapter.also_trained:
         yield f"with other trained modules ({', '.join(adapter.also_trained)})"
     if adapter.excluded:
         yield "with excluded modules"
-    if targets is None:
+    if not targets:
         yield f"for the modules {', '.join(adapter.targets)}"
-    elif {"linear_fc1", "linear_fc2"} & set(targets):
-        yield from _not_modelled_in_experts(job)
+    else:
+        yield from _not_modelled_in_attention(job, targets)
+        if {"linear_fc1", "linear_fc2"} & set(targets):
+            yield from _not_modelled_in_experts(job)
     if adapter.base_dtype not in (None, job.precision.parameters):
         yield f"beside weights in {adapter.base_dtype}"
     if adapter.adapter_dtype not in (None, job.precision.parameters):
         yield f"in {adapter.adapter_dtype}"
     reasons = {
         f"in a {model.family.upper()} model": model.family != "gpt",
-        "in hybrid models": model.hybrid is not None,
-        "with multi-latent attention": model.mla is not None,
-        "with linear attention": model.linear_attention is not None,
-        "in layers that differ": bool(model.blocks),
-        "with MTP layers": bool(model.mtp_num_layers),
+        "in hybrid models with full recompute": model.hybrid is not None and job.recompute.granularity == "full",
+        "with sparse attention": model.sparse_attention is not None,
         "with FP8 or FP4": job.precision.fp8 is not None,
         "with FSDP": job.fsdp is not None,
         "with CUDA graphs": job.graphs is not None,
@@ -82,6 +81,17 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     yield from (reason for reason, applies in reasons.items() if applies)
 
 
+def _not_modelled_in_attention(job: TrainingJob, targets: tuple[AdapterTarget, ...]) -> Iterator[str]:
+    if job.model.mla is None:
+        return
+    projections = [each for each in _of_attention(job.model) if each != "linear_proj"]
+    adapted = [each for each in projections if each in targets]
+    if adapted and adapted != projections:
+        yield "for some of the projections of multi-latent attention only"
+    if adapted and "mla_up_proj" in job.recompute.modules:
+        yield "with recomputed up projections"
+
+
 def _not_modelled_in_experts(job: TrainingJob) -> Iterator[str]:
     moe = job.model.moe
     if moe is None:
@@ -89,18 +99,39 @@ def _not_modelled_in_experts(job: TrainingJob) -> Iterator[str]:
     reasons = {
         "in experts that run one after the other": not moe.grouped_gemm or moe.legacy_grouped_gemm,
         "in experts that are split over tensor-parallel ranks": job.parallel.expert_tensor > 1,
-        "in latent experts": moe.latent_size is not None,
         "in experts with a recomputed activation": "moe_act" in job.recompute.modules,
-        "with overlapped shared experts": moe.shared_overlap,
     }
     yield from (reason for reason, applies in reasons.items() if applies)
 
 
-def _targets(adapter: Adapter) -> tuple[AdapterTarget, ...] | None:
-    """The linear layers with an adapter; None if a name is not that of one. Without names all have one, as in Megatron-Bridge."""
+def _targets(adapter: Adapter, model: ModelSpec) -> tuple[AdapterTarget, ...]:
+    """The linear layers of the model with an adapter; none if a name is not that of one, or that of no layer of the model.
+
+    Without names those have one that have one by default in Megatron-Bridge. A name of which the model has no layer has no effect
+    if there are others (`ModuleMatcher._validate_target_matches`).
+    """
     named = set(adapter.targets)
-    if not named or named & set(ALL_LINEAR):
-        return ADAPTER_TARGETS
-    if named - set(ADAPTER_TARGETS):
-        return None
-    return tuple(each for each in ADAPTER_TARGETS if each in named)
+    if named - {*ADAPTER_TARGETS, *ALL_LINEAR}:
+        return ()
+    chosen = named if named else {*DEFAULT_TARGETS}
+    return tuple(each for each in _layers_of(model) if named & set(ALL_LINEAR) or each in chosen)
+
+
+def _layers_of(model: ModelSpec) -> tuple[AdapterTarget, ...]:
+    """The linear layers of a model that can have an adapter, in the order of `ADAPTER_TARGETS`."""
+    found: set[AdapterTarget] = {*_of_attention(model), "linear_fc1", "linear_fc2"}
+    if model.linear_attention is not None or model.hybrid is not None:
+        found |= {"in_proj", "out_proj"}
+    if model.mtp_num_layers:
+        found.add("eh_proj")
+    return tuple(each for each in ADAPTER_TARGETS if each in found)
+
+
+def _of_attention(model: ModelSpec) -> tuple[AdapterTarget, ...]:
+    """The linear layers of full attention, in the order of `ADAPTER_TARGETS`."""
+    if model.mla is None:
+        return ("linear_qkv", "linear_proj")
+    queries: tuple[AdapterTarget, ...] = ("linear_q_down_proj", "linear_q_up_proj")
+    if model.mla.q_lora_rank is None:
+        queries = ("linear_q_proj",)
+    return ("linear_proj", *queries, "linear_kv_down_proj", "linear_kv_up_proj")

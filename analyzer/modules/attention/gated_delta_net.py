@@ -20,7 +20,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.norm import norm_parameters, norm_statistics, partial_sums
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import STREAM, Module, Parameter, Tensor, largest
+from analyzer.modules.tree import STREAM, Module, Parameter, Tensor, for_weight, largest
 from analyzer.specs import LinearAttentionSpec
 from analyzer.units import DTYPE_BYTES, ceil_div
 
@@ -225,7 +225,7 @@ def _prepared(net: DeltaNet) -> Module:
             *outputs,
             *norms,
             net.of_each_head("biased alpha", dtype="fp32"),
-            net.of_each_head("softplus", dtype="fp32"),
+            *for_weight((net.of_each_head("softplus", dtype="fp32"),)),  # of the gradient of `A_log`
         ),
         forward_workspace=(*net.referenced, *copies),
         backward_workspace=largest(

@@ -15,7 +15,7 @@ from analyzer.modules.linear import at_weight_gradient, column_collectives, spli
 from analyzer.modules.norm import fused_norm_backward, norm_parameters, norm_statistics
 from analyzer.modules.quantized import backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Parameter, Tensor
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor, for_weight
 from analyzer.specs import MlaSpec
 
 _KINDS: Final = {
@@ -50,7 +50,7 @@ def down_projection(shapes: Shapes, name: str, *, width: int, position: int, fir
     later = (shapes.hidden("input gradient of keys and values"),) if first and queries is not None else ()
     dropped = shapes.recomputes("layernorm")
     owner = "recomputed norm output" if dropped else "" if first else "normalized input"
-    read = shapes.hidden("input", made_in="input_layernorm", shares=owner)
+    read = shapes.hidden("normalized input" if first else "input", made_in="input_layernorm", shares=owner)
     weight = Parameter(
         name="weight", shape=(rows, h), dtype=shapes.dtype, sequence_parallel=shapes.sp, quantized=shapes.fp8 is not None
     )
@@ -58,26 +58,18 @@ def down_projection(shapes: Shapes, name: str, *, width: int, position: int, fir
         name=name,
         kind=_KINDS[name],
         parameters=(weight,),
-        saved=(read,) if dropped else saved_input(shapes, read),
+        saved=for_weight((read,) if dropped else saved_input(shapes, read)),
         forward_workspace=(*forward_input(shapes, read, in_16_bit=False, original=dropped), output, *concurrent),
         backward_workspace=(
             *output_gradient(shapes, compressed(shapes, "output gradient", rows)),
-            *(backward_input(shapes, read, original=True) if dropped else ()),
+            *(for_weight(backward_input(shapes, read, original=True)) if dropped else ()),
             shapes.hidden("input gradient"),
             *concurrent,
             *later,
             *weight_gradient(shapes, (rows, h)),
         ),
-        collectives=_position_collectives(shapes, position),
         source="TELinear, duplicated",
     )
-
-
-def _position_collectives(shapes: Shapes, width: int) -> tuple[Collective, ...]:
-    """Under sequence parallelism the rotary part of the key is gathered for the heads of each rank."""
-    if not (shapes.sp and width):
-        return ()
-    return (*shapes.tp("all_gather", "forward", width=width), *shapes.tp("reduce_scatter", "backward", width=width))
 
 
 def up_projection(shapes: Shapes, name: str, *, width: int, source_width: int, normed: bool, shares: bool = False) -> Module:
@@ -150,11 +142,11 @@ def _saved_by_up(
     source = compressed(shapes, "input", source_width, made_in=_maker_of_input(name))
     if normed:
         statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b")
-        saved = (source, *saved_input(shapes, read, gathered=shapes.sp, normed=True), *statistics)
+        saved = (source, *for_weight(saved_input(shapes, read, gathered=shapes.sp, normed=True)), *statistics)
     elif shares and shapes.recomputes("layernorm") and shapes.recomputes("mla_up_proj"):
-        saved = (read,)
+        saved = for_weight((read,))
     else:
-        saved = saved_input(shapes, read, gathered=shapes.sp)
+        saved = for_weight(saved_input(shapes, read, gathered=shapes.sp))
     if not shapes.recomputes("mla_up_proj"):
         return saved, ()
     if name == "linear_kv_up_proj":  # the checkpoint saves the down projection's output
@@ -202,7 +194,16 @@ def rotation(shapes: Shapes) -> Module:
         function=True,
         saved=saved,
         forward_workspace=(*parts, latent, *outputs),
+        collectives=_position_collectives(shapes),
     )
+
+
+def _position_collectives(shapes: Shapes) -> tuple[Collective, ...]:
+    """Under sequence parallelism the rotary part of the key is gathered for the heads of each rank."""
+    if not shapes.sp:
+        return ()
+    width = mla_of(shapes).qk_pos_emb_head_dim
+    return (*shapes.tp("all_gather", "forward", width=width), *shapes.tp("reduce_scatter", "backward", width=width))
 
 
 def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:

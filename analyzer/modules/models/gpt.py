@@ -135,7 +135,7 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     parts = parts_function(inputs.model.family)(inputs, kind)
     if inputs.model.adapters is None:
         return parts
-    from analyzer.modules.adapters import with_adapters
+    from analyzer.modules.adapters.insertion import with_adapters
 
     return with_adapters(parts, inputs, kind)
 

@@ -19,7 +19,7 @@ from analyzer.modules.linear import at_weight_gradient, split_weight, weight_gra
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import forward_input, gathers, output_gradient, saved_input
 from analyzer.modules.shapes import AllShapes, Shapes
-from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Collective, Module, Tensor, largest
+from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Collective, Module, Tensor, for_weight, largest
 from analyzer.specs.hybrid import LETTERS
 
 ALL_DEPTHS = "hidden states of all depths"
@@ -169,7 +169,7 @@ def _projection(shapes: Shapes, *, path: str) -> Module:
         name="eh_proj",
         kind=ModuleKind.MTP_PROJECTION,
         parameters=(split_weight(shapes, (h // t, 2 * h), full=(h, 2 * h)),),
-        saved=saved_input(shapes, read, gathered=shapes.sp),
+        saved=for_weight(saved_input(shapes, read, gathered=shapes.sp)),
         forward_workspace=(*forward_input(shapes, read, gathered=gathered), part, *full),
         backward_workspace=(
             *gradient,
@@ -200,7 +200,7 @@ def _projection_collectives(shapes: Shapes) -> tuple[Collective, ...]:
         *gathers(shapes, "forward", width=wide, quantizes=True),
         *gather,
         *shapes.tp("all_gather", "backward"),
-        *gathers(shapes, "backward", width=wide),
+        *(replace(each, for_weight=True) for each in gathers(shapes, "backward", width=wide)),
         *shapes.tp("reduce_scatter", "backward", width=wide),
     )
 
@@ -312,7 +312,7 @@ def _mtp_head(shapes: Shapes, *, depth: int, depths: int, made_in: str) -> Modul
     referenced = layer.forward_held
     before = tuple(replace(tensor, name="logits of the previous depth") for tensor in referenced) if depth else ()
     if depth == 0:
-        layer = replace(layer, saved=(_all_depths(shapes, ALL_DEPTHS, made_in=made_in),))
+        layer = replace(layer, saved=for_weight((_all_depths(shapes, ALL_DEPTHS, made_in=made_in),)))
     tokens = (shapes.b, shapes.s)
     saved = tuple(Tensor(name=name, shape=tokens, dtype="fp32", formula="4·s·b") for name in ("rolled loss mask", "scaled loss"))
     pending = tuple(shapes.hidden(f"gradient of {1 + depth} hidden states") for depth in range(depths - depth))

@@ -21,7 +21,7 @@ from analyzer.modules.moe.routing import (
     shared_output,
     summed_rows,
 )
-from analyzer.modules.moe.shared_experts import overlapped_fc2, unquantized_activation
+from analyzer.modules.moe.shared_experts import overlapped_adapter, overlapped_fc2, unsaved_activation
 from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest, total_bytes
 
@@ -190,7 +190,7 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     expert_output = routing.row_tensor("expert output", routing.rows)
     unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if _sorts(routing) else ()
     latent = routing.moe.latent_size is not None  # then the output of the shared experts is added later
-    before_fc2 = unquantized_activation(routing.shapes)
+    before_fc2 = unsaved_activation(routing.shapes)
     scattered, shared = _overlapped_shared_output(routing)
     output = (
         routing.row_tensor("output", routing.tokens),
@@ -237,7 +237,7 @@ def alltoall_combine(shapes: ExpertShapes) -> Module:
     flat = (routing.row_tensor("flat copy of the gradients", routing.rows),) if gathers and not routing.moe.pad_to_capacity else ()
     sorts = (routing.row_tensor("sorted gradients", routing.rows),) if _sorts(routing) else ()
     received = routing.row_tensor("received gradients", routing.rows)
-    of_shared = overlapped_fc2(routing.shapes)[1]
+    of_shared, of_adapter = overlapped_fc2(routing.shapes)[1], overlapped_adapter(routing.shapes)
     if saved:
         beyond = max(0, received.bytes - total_bytes(saved))
         received = Tensor(name="received gradients beyond the summed rows", shape=(beyond,), dtype="uint8")
@@ -252,7 +252,7 @@ def alltoall_combine(shapes: ExpertShapes) -> Module:
             *(((*of_shared, received),) if of_shared else ()),
             # shared experts read the gradient of the sum later; otherwise it is freed, and so are the saved rows
             *(
-                (*((gradient,) if shared else ()), *each)
+                (*((gradient,) if shared else ()), *of_adapter, *each)
                 for each in ((*exchanged, received, *flat), (received, *sorts), _gathered_gradients(routing))
             ),
         ),

@@ -149,6 +149,12 @@ def experts(shapes: ExpertShapes, *, dispatched: tuple[Tensor, ...]) -> Module:
     )
 
 
+def with_constant_probabilities(experts: Module) -> Module:
+    """Experts whose routing probabilities need no gradient, so that their product with the activation does not save this."""
+    children = (replace(each, saved=tuple(one for one in each.saved if one.name != UNWEIGHTED)) for each in experts.children)
+    return replace(experts, children=tuple(children))
+
+
 def _source(routing: Routing) -> str:
     if not routing.moe.grouped_gemm:
         return "SequentialMLP"

@@ -14,10 +14,10 @@ from analyzer.modules.moe.dispatchers import combined_tensors, dispatched_tensor
 from analyzer.modules.moe.experts import experts
 from analyzer.modules.moe.router import router
 from analyzer.modules.moe.routing import LATENT_ROWS, SHARED_GRADIENT, Routing, shared_output
-from analyzer.modules.moe.shared_experts import overlapped_gate, shared_experts, unquantized_activation
+from analyzer.modules.moe.shared_experts import overlapped_gate, shared_experts, unsaved_activation
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import ExpertShapes
-from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.modules.tree import Module, Parameter, Tensor, for_weight
 
 
 def moe_layer(shapes: ExpertShapes) -> Module:
@@ -26,7 +26,7 @@ def moe_layer(shapes: ExpertShapes) -> Module:
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
     gate = (overlapped_gate(shapes),) if routing.moe.shared_gate and routing.moe.shared_overlap else ()
     latent, projected = _latent_projections(shapes), _projected_tokens(routing)
-    before_fc2 = unquantized_activation(shapes)
+    before_fc2 = unsaved_activation(shapes)
     dispatch, combine = dispatcher(shapes)
     overlapped = routing.moe.shared_overlap  # then the dispatcher calls them
     inside = (
@@ -116,7 +116,7 @@ def _latent_projections(shapes: ExpertShapes) -> tuple[Module, ...]:
             name=name,
             kind=kind,
             parameters=(weight, *((bias,) if shapes.model.bias_linear else ())),
-            saved=saved_input(shapes, read),
+            saved=for_weight(saved_input(shapes, read)),
             forward_workspace=(*forward_input(shapes, read), output),
             backward_workspace=(*output_gradient(shapes, output_grad), input_grad, *weight_gradient(shapes, (rows, columns))),
         )

@@ -202,14 +202,22 @@ def summed_rows(routing: Routing, rows: int, *, made_in: str = "") -> tuple[Tens
     return (routing.row_tensor("rows that are summed", rows, made_in=made_in),)
 
 
+def _saves_received_rows(routing: Routing) -> bool:
+    """Whether fc1 of the experts, or its adapter, saves the rows as the experts receive them: in 16 bit, and without padding."""
+    model = routing.shapes.model
+    if routing.pads:
+        return False
+    if model.adapters is not None:
+        return "linear_fc1" in model.adapters.targets and not model.adapters.dropout
+    return routing.shapes.fp8 is None and "language_model" not in model.frozen
+
+
 def dispatched_rows(routing: Routing) -> tuple[Tensor, ...]:
-    """The rows that the experts receive, if no layer saves them: fc1 saves quantized or padded rows instead.
+    """The rows that the experts receive, if no layer saves them: fc1 saves quantized or padded rows instead, or is frozen.
 
     A local variable of `MoELayer.routed_experts_compute` references them until the rows of the experts are unpermuted.
     """
-    if not (routing.pads or routing.shapes.fp8 is not None):
-        return ()
-    return (routing.row_tensor(EXPERT_INPUT, routing.rows),)
+    return () if _saves_received_rows(routing) else (routing.row_tensor(EXPERT_INPUT, routing.rows),)
 
 
 def shared_output(routing: Routing) -> tuple[Tensor, ...]:

@@ -174,32 +174,59 @@ def _fc2_workspaces(parts: _Parts, read: Tensor) -> tuple[tuple[Tensor, ...], tu
 
 
 def overlapped_fc2(shapes: ExpertShapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Tensors of fc2 in its forward and its backward, if both run in the combine (`linear_fc2_forward`)."""
+    """Tensors of fc2, and of its adapter, in forward and backward, if both run in the combine (`linear_fc2_forward`)."""
     if not Routing(shapes).moe.shared_overlap:
         return (), ()
     parts = _Parts.of(shapes)
     forward, backward = _fc2_workspaces(parts, shapes.wide("input", parts.width, "fs/t"))
-    return tuple(replace(each, name=f"{each.name} of the shared experts") for each in forward), backward
+    scaled = overlapped_adapter(shapes)
+    added = (*scaled, *(replace(each, name="output with that of the adapter") for each in scaled))
+    if scaled and shapes.t > 1:  # the outputs of all ranks are gathered and concatenated
+        added = (*added, shapes.wide("part of the output of the adapter", shapes.model.hidden_size // shapes.t, "h/t"))
+    return tuple(replace(each, name=f"{each.name} of the shared experts") for each in (*forward, *added)), (*backward, *scaled)
 
 
-def unquantized_activation(shapes: ExpertShapes) -> tuple[Tensor, ...]:
-    """The 16-bit input of an overlapped fc2, or its gradient, beyond the quantized copies of the input.
+def overlapped_adapter(shapes: ExpertShapes) -> tuple[Tensor, ...]:
+    """The scaled output of an adapter beside an overlapped fc2, or its gradient, which is computed before rows are exchanged."""
+    moe, adapters = shapes.model.moe, shapes.model.adapters
+    if moe is None or not moe.shared_overlap or adapters is None or "linear_fc2" not in adapters.targets:
+        return ()
+    return (shapes.hidden("scaled output of the adapter", gathered=True),)
 
-    fc2 saves the copies when the tokens are combined. `linear_fc1_forward_and_act` keeps the input in an attribute until then. In
-    the backward of the combine fc2 frees them, and the activation reads the gradient after the backward of the routed experts.
+
+def unsaved_activation(shapes: ExpertShapes) -> tuple[Tensor, ...]:
+    """The 16-bit input of an overlapped fc2, or its gradient, beyond what fc2 or its adapter save of the input.
+
+    fc2 saves quantized copies when the tokens are combined, and nothing if it is frozen. `linear_fc1_forward_and_act` keeps the
+    input in an attribute until then. In the backward of the combine fc2 frees what it saved, and the activation reads the gradient
+    after the backward of the routed experts.
     """
-    moe = shapes.model.moe
-    if moe is None or not moe.shared_overlap or shapes.fp8 is None:
+    moe, adapters = shapes.model.moe, shapes.model.adapters
+    if moe is None or not moe.shared_overlap:
         return ()
     parts = _Parts.of(shapes)
     read = shapes.wide("input", parts.width, "fs/t")
-    extra = read.bytes - total_bytes(saved_input(shapes, read))
+    if adapters is not None or "language_model" in shapes.model.frozen:
+        saved = read.bytes if adapters is not None and "linear_fc2" in adapters.targets else 0
+    else:
+        saved = total_bytes(saved_input(shapes, read))
+    extra = read.bytes - saved
     return (Tensor(name="16-bit activation of the shared experts", shape=(extra,), dtype="fp8"),) if extra > 0 else ()
 
 
 def overlapped_gate(shapes: ExpertShapes) -> Module:
     """The gate with `--moe-shared-expert-overlap`: `combine_postprocess` of the dispatcher calls it (`get_output`)."""
     return _gate(_Parts.of(shapes))
+
+
+def gate_of_constant_score(gate: Module) -> Module:
+    """A gate whose score needs no gradient: its weight is frozen, and nothing before the layer is trained."""
+    return replace(
+        gate,
+        saved=tuple(each for each in gate.saved if each.name == "gate score"),
+        backward_workspace=gate.backward_workspace[:2],
+        input_gradient=False,
+    )
 
 
 def _gate(parts: _Parts) -> Module:

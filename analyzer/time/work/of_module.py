@@ -16,6 +16,7 @@ from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, MemoryBound, Work
 from analyzer.time.work.linear import gemms, grouped_linear, joined, linear, own_weight, weight_of
 
+_OF_INPUTS: Final = frozenset({"data gradient"})
 _OF_WEIGHTS: Final = frozenset({"weight gradient", "bias gradient", "sum of embedding gradients"})
 """Names of kernels that compute gradients of weights only."""
 
@@ -31,11 +32,10 @@ def _trained_work(module: Module, context: WorkContext) -> Work:
     `RouterGatingLinearFunction` computes the weight gradient of a router in any case.
     """
     work = _work(module, context)
-    if not module.input_gradient:
-        return work._replace(backward=tuple(each for each in work.backward if each.name != "data gradient"))
-    if not module.frozen or module.kind is ModuleKind.ROUTER:
-        return work
-    return work._replace(backward=tuple(each for each in work.backward if each.name not in _OF_WEIGHTS))
+    dropped = frozenset() if module.input_gradient else _OF_INPUTS
+    if module.frozen and module.kind is not ModuleKind.ROUTER:
+        dropped |= _OF_WEIGHTS
+    return work._replace(backward=tuple(each for each in work.backward if each.name not in dropped)) if dropped else work
 
 
 def _work(module: Module, context: WorkContext) -> Work:

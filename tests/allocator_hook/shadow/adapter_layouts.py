@@ -13,6 +13,23 @@ _EXPERTS: Final = (
     "--moe-ffn-hidden-size 512"
 )
 _SHARED: Final = "--moe-shared-expert-intermediate-size 512"
+_DELTA_NET: Final = (
+    f"{_LLAMA} --experimental-attention-variant gated_delta_net --linear-attention-freq 4 --linear-num-key-heads 4 "
+    "--linear-num-value-heads 8 --linear-key-head-dim 64 --linear-value-head-dim 64"
+)
+_LATENT: Final = (
+    "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope "
+    "--no-rope-fusion --attention-dropout 0 --hidden-dropout 0 --qk-layernorm --multi-latent-attention --kv-lora-rank 64 "
+    "--qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64"
+)
+_COMPRESSED: Final = f"{_LATENT} --q-lora-rank 192"
+_PROJECTIONS: Final = "linear_kv_down_proj,linear_kv_up_proj,linear_proj"
+_COMPRESSED_PROJECTIONS: Final = f"linear_q_down_proj,linear_q_up_proj,{_PROJECTIONS}"
+_DEEPSEEK: Final = (
+    f"{_COMPRESSED} {_EXPERTS} --moe-shared-expert-intermediate-size 256 --moe-layer-freq ([0]*1+[1]*3) "
+    "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-dtype fp32 --moe-permute-fusion"
+)
+_SELECTIVE: Final = "--recompute-granularity selective --recompute-modules"
 _TP2: Final = "--tensor-model-parallel-size 2"
 _SP: Final = f"{_TP2} --sequence-parallel"
 
@@ -50,6 +67,31 @@ ADAPTERS: Final = {
         "frozen experts": f"{_LLAMA} {_EXPERTS} --info-lora 8:linear_qkv,linear_proj",
         "frozen shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --info-lora 8:linear_qkv,linear_proj",
         "frozen experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SP} --expert-tensor-parallel-size 1 --info-lora 8:linear_qkv,linear_proj",
+        "recomputed norms, experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SELECTIVE} layernorm --info-lora 8",
+        "recomputed experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SELECTIVE} moe --info-lora 8",
+        "overlapped shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --moe-shared-expert-gate --moe-shared-expert-overlap "
+        "--info-lora 8",
+        "overlapped shared experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 "
+        "--moe-shared-expert-overlap --info-lora 8",
+        "frozen overlapped shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --moe-shared-expert-overlap --info-lora 8:linear_qkv",
+        "linear attention": f"{_DELTA_NET} --info-lora 8",
+        "linear attention, tp2 sp": f"{_DELTA_NET} {_SP} --info-lora 8",
+        "projections of linear attention": f"{_DELTA_NET} --info-lora 64:in_proj,out_proj,linear_fc1,linear_fc2",
+        "linear attention, experts": f"{_DELTA_NET} {_EXPERTS} {_SHARED} --moe-shared-expert-gate --attention-output-gate "
+        "--info-lora 8",
+        "latent attention, frozen projections": f"{_DEEPSEEK} --info-lora 8:linear_proj",
+        "latent attention, experts": f"{_DEEPSEEK} --info-lora 8:{_COMPRESSED_PROJECTIONS},linear_fc1",
+        "latent attention": f"{_LATENT} --info-lora 8:linear_q_proj,{_PROJECTIONS}",
+        "latent attention, tp2": f"{_COMPRESSED} {_TP2} --info-lora 8:{_COMPRESSED_PROJECTIONS}",
+        "latent attention, tp2 sp": f"{_COMPRESSED} {_SP} --info-lora 8:{_COMPRESSED_PROJECTIONS}",
+        "latent attention, recomputed": f"{_COMPRESSED} --recompute-granularity full --recompute-method uniform "
+        f"--recompute-num-layers 1 --info-lora 8:{_COMPRESSED_PROJECTIONS}",
+        "mtp": f"{_LLAMA} --mtp-num-layers 1 --info-lora 16:linear_qkv,linear_proj",
+        "two mtp layers": f"{_LLAMA} --mtp-num-layers 2 --info-lora 8:linear_qkv,eh_proj",
+        "mtp, tp2 sp": f"{_LLAMA} {_SP} --mtp-num-layers 1 --info-lora 8:linear_qkv,eh_proj",
+        "mtp, recomputed": f"{_LLAMA} --mtp-num-layers 1 --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1 --info-lora 8:linear_qkv",
+        "mtp, pp2": f"{_LLAMA} --pipeline-model-parallel-size 2 --mtp-num-layers 1 --info-lora 8:linear_qkv,linear_fc1",
         "frozen experts, fused permutation": f"{_LLAMA} {_EXPERTS} --moe-permute-fusion --info-lora 8:linear_qkv",
     }.items()
 }

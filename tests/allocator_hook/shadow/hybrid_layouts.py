@@ -95,6 +95,14 @@ HYBRID: Final = {
         "separate kernels, one sample": f"{_MAMBA} --micro-batch-size 1 --disable-mamba-mem-eff-path",
         "separate kernels": f"{_SIX} --disable-mamba-mem-eff-path",
         "separate kernels, cp2": f"{_SIX} --disable-mamba-mem-eff-path --context-parallel-size 2 --micro-batch-size 1",
+        "adapters": f"{_SIX} --info-lora 16",
+        "adapters of all projections, tp2 sp": f"{_SIX} --tensor-model-parallel-size 2 --sequence-parallel "
+        "--info-lora 16:in_proj,out_proj,linear_qkv,linear_proj,linear_fc1,linear_fc2",
+        "adapters, experts": f"--num-layers 6 --hybrid-override-pattern MMEM*E {_EXPERTS} --disable-bias-linear --info-lora 16",
+        "adapters, latent experts": f"--num-layers 4 --hybrid-override-pattern MEM* {_EXPERTS} {_NEMOTRON} --moe-latent-size 256 "
+        "--info-lora 16",
+        "adapters, mtp": f"{_DEPTHS} {_NEMOTRON} --info-lora 16",
+        "adapters, repeated mtp": f"{_REPEATED} {_EXPERTS} {_NEMOTRON} --info-lora 16",
         "interleaved stages": _STAGES,
         "mtp": f"{_DEPTHS} {_NEMOTRON}",
         "mtp, repeated": f"{_REPEATED} {_EXPERTS} {_NEMOTRON}",
@@ -112,6 +120,8 @@ HYBRID: Final = {
 }
 HYBRID_SINCE: Final = {
     "hybrid, interleaved stages": "0.17",
+    "hybrid, adapters, mtp": "0.17",
+    "hybrid, adapters, repeated mtp": "0.17",
     "hybrid, mtp": "0.17",
     "hybrid, mtp, repeated": "0.17",
     "hybrid, mtp, repeated, fp8": "0.17",

@@ -155,6 +155,7 @@ GRID = {
     "gpt, offloaded": f"--bf16 --tensor-model-parallel-size 2 {OFFLOAD} --grad-reduce-in-bf16 --manual-gc",
     "gpt, offload fraction 0": f"--bf16 {OFFLOAD} --optimizer-offload-fraction 0 --grad-reduce-in-bf16 --manual-gc",
     "heterogeneous layers": f"--bf16 {HETEROGENEOUS} --micro-batch-size 1",
+    "heterogeneous layers, adapters": f"--bf16 {HETEROGENEOUS} --micro-batch-size 1 --info-lora 8",
     "heterogeneous layers, tp2": f"--bf16 {HETEROGENEOUS} --micro-batch-size 1 --tensor-model-parallel-size 2",
     "heterogeneous layers, recomputed": f"--bf16 {HETEROGENEOUS} --recompute-granularity full --recompute-method uniform "
     "--recompute-num-layers 1",

@@ -48,6 +48,45 @@ def test_a_named_layer_has_an_adapter() -> None:
     assert rank.parameters == WEIGHTS + 32 * 8 * (4096 + 4096)
 
 
+def _added(line: str) -> int:
+    """Parameters of adapters on one GPU, in 2 layers with 2,048 elements, a rank of 4."""
+    base = (
+        "--num-layers 2 --hidden-size 2048 --ffn-hidden-size 4096 --num-attention-heads 16 --seq-length 1024 --micro-batch-size 1 "
+        "--max-position-embeddings 1024 --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear "
+        "--untie-embeddings-and-output-weights --bf16 --tokenizer-type NullTokenizer --vocab-size 999 --info-gpu H100-80GB"
+    )
+    return analyze([*f"--nproc-per-node 1 pretrain_gpt.py {base} {line}".split()]).parameters_adapters
+
+
+MLA = "--multi-latent-attention --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128"
+"""Moonlight-16B-A3B without the compression of queries, DeepSeek-V2 with a smaller one."""
+
+
+def test_parameters_beside_latent_attention() -> None:
+    """By hand, r·(k + n) for each layer: 16 heads with 192 elements of queries, 128 of keys and 128 of values."""
+    keys = (2048 + 512 + 64) + (512 + 16 * 256) + (2048 + 16 * 128)
+    line = "--info-lora 4:linear_kv_down_proj,linear_kv_up_proj,linear_proj"
+    assert _added(f"{MLA} {line},linear_q_proj") == 2 * 4 * (2048 + 16 * 192 + keys)
+    compressed = (2048 + 256) + (256 + 16 * 192)
+    assert _added(f"{MLA} --q-lora-rank 256 {line},linear_q_down_proj,linear_q_up_proj") == 2 * 4 * (compressed + keys)
+
+
+def test_parameters_beside_linear_attention_and_mtp() -> None:
+    """Qwen3-Next: 16 key heads and 32 value heads of 128 elements, and two numbers for each value head; one MTP depth."""
+    line = (
+        "--experimental-attention-variant gated_delta_net --linear-attention-freq 2 --linear-num-key-heads 16 "
+        "--linear-num-value-heads 32 --linear-key-head-dim 128 --linear-value-head-dim 128 --info-lora 4:in_proj,out_proj"
+    )
+    projected = 2 * 16 * 128 + 2 * 32 * 128 + 2 * 32
+    assert _added(line) == 4 * ((2048 + projected) + (32 * 128 + 2048))  # one of both layers has linear attention
+    assert _added("--mtp-num-layers 1 --info-lora 4:eh_proj,linear_fc2") == 4 * (3 * (4096 + 2048) + (2 * 2048 + 2048))
+
+
+def test_a_name_without_a_layer_has_no_effect_beside_others() -> None:
+    assert _added("--info-lora 4:linear_proj,in_proj") == 2 * 4 * (2048 + 2048)
+    assert "adapters, which are not modelled for the modules in_proj" in launched("--info-lora 8:in_proj").job.withheld[0]
+
+
 def test_adapters_keep_the_gathered_output_of_norms() -> None:
     """Qwen3-8B with sequence parallelism: 2 bytes · tokens · hidden for each column-parallel layer of 36 layers: 4.83 GB."""
     qwen = LLAMA_8B.replace("--num-layers 32", "--num-layers 36").replace("--ffn-hidden-size 14336", "--ffn-hidden-size 12288")
@@ -81,6 +120,12 @@ def test_there_is_no_verdict_with_adapters_that_are_not_modelled(line: str) -> N
     report = launched(line)
     assert report.verdict.fits is None
     assert any("adapters, which are not modelled" in each for each in report.job.withheld)
+
+
+def test_latent_attention_has_adapters_of_all_projections_or_none() -> None:
+    words = LLAMA_8B.replace("--group-query-attention --num-query-groups 8", MLA)
+    report = analyze([*f"--nproc-per-node 8 pretrain_gpt.py {words} --info-lora 8:linear_kv_up_proj --info-gpu H100-80GB".split()])
+    assert "for some of the projections of multi-latent attention only" in report.job.withheld[0]
 
 
 def test_a_frozen_model_needs_less_time() -> None:

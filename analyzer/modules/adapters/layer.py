@@ -12,108 +12,18 @@ norm. `linear_with_grad_accumulation_and_async_allreduce` of core/tensor_paralle
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
 
-from analyzer.modules.freezing import frozen
-from analyzer.modules.inputs import ModuleInputs
-from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.kinds import ModuleKind, Parallel
 from analyzer.modules.linear import weight_gradient
-from analyzer.modules.models.parts import ChunkKind, Parts, Stack
 from analyzer.modules.moe.experts import expert_weight_gradients
-from analyzer.modules.moe.routing import Routing
+from analyzer.modules.moe.routing import Routing, dispatched_rows
 from analyzer.modules.shapes import ExpertShapes
-from analyzer.modules.tree import Collective, Module, Parameter, Phase, Sharding, Tensor
+from analyzer.modules.tree import Collective, Module, Parameter, Phase, Sharding, Tensor, largest
 from analyzer.specs.adapters import AdapterSpec
-
-KINDS: Final = {
-    "linear_qkv": ModuleKind.QKV,
-    "linear_proj": ModuleKind.ATTENTION_OUTPUT,
-    "linear_fc1": ModuleKind.FC1,
-    "linear_fc2": ModuleKind.FC2,
-}
-"""The kind of each linear layer that can have an adapter."""
-_SPLIT_OUTPUT: Final = frozenset({ModuleKind.QKV, ModuleKind.FC1})
-_OUTSIDE_LAYERS: Final = frozenset({ModuleKind.BATCH, ModuleKind.LOSS})
-
-
-def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind) -> Parts:
-    """The modules of a chunk, with adapters in its layers and all other weights frozen.
-
-    The embedding is frozen, so that the input of the first layer needs no gradient, except under a checkpoint around layers:
-    there the frameworks request one, because a checkpoint computes gradients only for inputs that need them.
-    """
-    adapters = inputs.model.adapters
-    assert adapters is not None, "the model has adapters"
-    shapes = ExpertShapes(inputs)
-    starts = kind.pre_process and inputs.recompute.granularity != "full"
-    found: list[Module | Stack] = []
-    for part in parts:
-        if isinstance(part, Stack):
-            runs: list[tuple[Module, int]] = []
-            for module, times in part.modules:
-                if starts:
-                    runs.append((_adapted(module, shapes, adapters, first=True), 1))
-                    times -= 1
-                    starts = False
-                if times:
-                    runs.append((_adapted(module, shapes, adapters, first=False), times))
-            found.append(part._replace(modules=tuple(runs)))
-        elif part.kind in _OUTSIDE_LAYERS:
-            found.append(part)
-        elif part.kind is ModuleKind.EMBEDDING and inputs.recompute.granularity != "full":
-            found += [frozen(part, input_gradient=False), _held(shapes)]
-        else:
-            found.append(frozen(part))
-    return tuple(found)
-
-
-def _held(shapes: ExpertShapes) -> Module:
-    """The output of the embedding, which no layer saves: `GPTModel.forward` references it until it returns."""
-    held = (shapes.hidden("input of the decoder"),)
-    return Module(name="decoder_input", kind=ModuleKind.OTHER, function=True, forward_held=held, source="GPTModel.forward")
-
-
-def _adapted(module: Module, shapes: ExpertShapes, adapters: AdapterSpec, *, first: bool) -> Module:
-    return module.derived(_with_adapters, shapes, adapters, first)
-
-
-def _with_adapters(module: Module, shapes: ExpertShapes, adapters: AdapterSpec, first: bool) -> Module:
-    """`first`: the input of the module needs no gradient until an adapter has been added."""
-    kinds = frozenset(KINDS[each] for each in adapters.targets)
-    return _inserted(module, frozen(module), shapes, adapters, kinds, first)[0]
-
-
-def _inserted(
-    trained: Module,
-    fixed: Module,
-    shapes: ExpertShapes,
-    adapters: AdapterSpec,
-    kinds: frozenset[ModuleKind],
-    first: bool,
-    path: str = "",
-) -> tuple[Module, bool]:
-    """`fixed`, which is the frozen `trained`, with adapters in its children, and whether its output still needs no gradient."""
-    if trained.kind is ModuleKind.EXPERTS and ModuleKind.FC1 in kinds and not adapters.dropout:  # the adapter saves the rows
-        fixed = replace(fixed, forward_workspace=trained.forward_workspace)
-    children: list[Module] = []
-    for before, after in zip(trained.children, fixed.children, strict=True):
-        if before.kind in kinds:
-            layer = _Layer(shapes, before, adapters, not first, f"{path}{before.name}")
-            children += layer.modules(frozen(before, input_gradient=False) if first else after)
-            first = False
-        elif before.children:
-            inside = path if before.function else f"{path}{before.name}."
-            child, first = _inserted(before, after, shapes, adapters, kinds, first, inside)
-            children.append(child)
-        elif first:
-            children.append(frozen(before, input_gradient=False))
-        else:
-            children.append(after)
-    return replace(fixed, children=tuple(children)), first
 
 
 @dataclass(frozen=True)
-class _Layer:
+class AdaptedLayer:
     """A linear layer with an adapter."""
 
     shapes: ExpertShapes
@@ -132,7 +42,17 @@ class _Layer:
 
     @property
     def _splits_output(self) -> bool:
-        return self.base.kind in _SPLIT_OUTPUT
+        """Whether tensor-parallel ranks have parts of its output."""
+        return self.base.kind.facts.parallel in (Parallel.COLUMN, Parallel.GATHERED)
+
+    @property
+    def _splits_input(self) -> bool:
+        return self.base.kind.facts.parallel is Parallel.ROW
+
+    @property
+    def _width(self) -> int:
+        """Elements of its input on this rank."""
+        return self._weight.shape[-1]
 
     @property
     def _tensor_size(self) -> int:
@@ -144,8 +64,18 @@ class _Layer:
             return self.shapes.wide(name, width, symbol, made_in=made_in)
         return Routing(self.shapes).row_tensor(name, Routing(self.shapes).multiplied_rows, width, made_in=made_in)
 
-    def _calls(self, kind: str, phase: Phase, *, width: int | None = None) -> tuple[Collective, ...]:
-        return () if self._of_experts else self.shapes.tp(kind, phase, width=width)
+    def _local(self, name: str, width: int, symbol: str, *, made_in: str = "") -> Tensor:
+        """The same for the tokens that the layer reads: a part of the sequence, if each rank has the whole layer."""
+        wide = self._wide(name, width, symbol, made_in=made_in)
+        if self._splits_output or self._splits_input or self._of_experts:
+            return wide
+        return replace(wide, shape=(self.shapes.s_split, *wide.shape[1:]))
+
+    def _calls(self, kind: str, phase: Phase, *, width: int) -> tuple[Collective, ...]:
+        if self._of_experts:
+            return ()
+        shape = self._local("", width, "").shape
+        return tuple(replace(call, shape=shape) for call in self.shapes.tp(kind, phase))
 
     def _parameter(self, shape: tuple[int, int], full: tuple[int, int]) -> Parameter:
         if self._per_expert:
@@ -179,20 +109,31 @@ class _Layer:
         return any(each.name == "layer_norm_weight" for each in self.base.parameters)
 
     @property
+    def _exchanged_outside(self) -> bool:
+        """Whether a dispatcher exchanges the input and the output of the layer (`--moe-shared-expert-overlap`)."""
+        moe = self.shapes.model.moe
+        return moe is not None and moe.shared_overlap and ".shared_experts." in self.path
+
+    @property
+    def _exchanges(self) -> bool:
+        """Whether the adapter knows of sequence parallelism."""
+        return self.shapes.sp and not self._of_experts and not self._exchanged_outside
+
+    @property
     def _gathers(self) -> bool:
         """Whether the adapter gathers its input itself."""
-        return self._splits_output and self.shapes.sp and not self._fused and not self._of_experts
+        return self._splits_output and self._exchanges and not self._fused
 
     @property
     def _output(self) -> Tensor:
-        if self._splits_output or self._of_experts:
-            return self._wide("output", self._weight.shape[-2], "n/t")
-        return self.shapes.hidden("output")
+        if self._splits_input and not self._of_experts:
+            return self.shapes.hidden("output", gathered=self._exchanged_outside)
+        return self._local("output", self._weight.shape[-2], "n/t")
 
     def modules(self, base: Module) -> tuple[Module, ...]:
         """The frozen layer and its adapter. Gradients of both inputs are added after the backward of the layer."""
-        own_gradient = self._splits_output or self._of_experts
-        gradient = replace(self._output, name="output gradient") if own_gradient else self.shapes.branch_gradient
+        shared = self._splits_input and not self._of_experts and not (self._exchanged_outside and self.shapes.sp)
+        gradient = self.shapes.branch_gradient if shared else replace(self._output, name="output gradient")
         adapter = Module(
             name=f"{self.base.name}.adapter",
             kind=ModuleKind.ADAPTER,
@@ -210,15 +151,18 @@ class _Layer:
         return replace(base, saved=(*base.saved, *kept), backward_workspace=(*base.backward_workspace, own, *summed)), adapter
 
     def _referenced(self) -> tuple[Tensor, ...]:
-        """With dropout, no module saves the input of fc2 or a gathered input, which `LoRALinear.forward` references."""
+        """What local variables reference: of `LoRALinear.forward` the input of the adapter, of the experts the rows they received.
+
+        With dropout, no module saves the input of fc2 or a gathered input.
+        """
+        rows = dispatched_rows(Routing(self.shapes)) if self._of_experts else ()
         unsaved = self.base.kind is ModuleKind.FC2 or (self._fused and self.shapes.sp)
-        return (self._read(),) if self.adapters.dropout and unsaved else ()
+        return (*rows, *((self._read(),) if self.adapters.dropout and unsaved else ()))
 
     def _read(self) -> Tensor:
-        """The input of the adapter, [s, b, h] or [s, b, k/t]."""
-        if self._splits_output and not self._of_experts:
-            return self.shapes.hidden("input", gathered=True, made_in=self.path)
-        return self._wide("input", self._weight.shape[-1], "k/t")
+        """The input of the adapter, [s, b, k] or [s, b, k/t]."""
+        made_in = self.path if self._splits_output and not self._of_experts else ""
+        return self._local("input", self._width, "k/t" if self._splits_input else "k", made_in=made_in)
 
     def _saved(self) -> tuple[Tensor, ...]:
         """What the first projection saves: the tensor that the trained layer would save, complete, or the output of the dropout."""
@@ -228,7 +172,7 @@ class _Layer:
         if read is None:  # a norm that is computed again keeps it
             read = next(each for each in self.base.saved if each.name == "input")
         whole = self._read()
-        if not self.input_gradient:  # the modules before it save nothing
+        if not self.input_gradient and self._splits_input:  # the module before it saves nothing
             read = replace(read, shares="")
         return (whole if whole.shape != read.shape else replace(read, made_in=read.made_in or whole.made_in),)
 
@@ -250,20 +194,20 @@ class _Layer:
 
     def _into(self) -> Module:
         """The projection to the rank. Its input is split like that of the layer, or its output is split and gathered."""
-        shapes, rank = self.shapes, self.adapters.rank
-        width, k = rank // self._tensor_size if self._splits_output else rank, self._weight.shape[-1]
-        output, part = self._wide("output", rank, "r"), self._wide("part of the output", width, "r/t")
-        gathered = self._splits_output and self._tensor_size > 1
+        shapes, rank, k = self.shapes, self.adapters.rank, self._width
+        width = rank if self._splits_input else rank // self._tensor_size
+        output, part = self._local("output", rank, "r"), self._local("part of the output", width, "r/t")
+        gathered = not self._splits_input and self._tensor_size > 1
         calls: list[Collective] = []
-        if self._splits_output:
-            calls += self._calls("all_gather", "forward") if self._gathers else ()
+        if self._splits_input:
+            calls += self._calls("all_reduce", "forward", width=rank)
+        else:
+            calls += self._calls("all_gather", "forward", width=k) if self._gathers else ()
             calls += self._calls("all_gather", "forward", width=rank)
             if not shapes.sp:
-                calls += self._calls("all_reduce", "backward")
+                calls += self._calls("all_reduce", "backward", width=k)
             elif self.input_gradient and self._gathers:
-                calls += self._calls("reduce_scatter", "backward")
-        else:
-            calls += self._calls("all_reduce", "forward", width=rank)
+                calls += self._calls("reduce_scatter", "backward", width=k)
         own = self._parameter((width, k), (rank, (self._weight.full_shape or self._weight.shape)[-1]))
         calls += self._sum_over_experts((width, k))
         return Module(
@@ -279,7 +223,7 @@ class _Layer:
                 *self._weight_gradient((width, k)),
             ),
             collectives=tuple(calls),
-            source="ColumnParallelLinear" if self._splits_output else "RowParallelLinear",
+            source="RowParallelLinear" if self._splits_input else "ColumnParallelLinear",
         )
 
     def _out_of(self) -> Module:
@@ -287,27 +231,28 @@ class _Layer:
         shapes, rank = self.shapes, self.adapters.rank
         n = self._weight.shape[-2] if self._splits_output else self._weight.shape[-2] // self._tensor_size
         own = self._parameter((n, rank), ((self._weight.full_shape or self._weight.shape)[-2], rank))
-        part = self._wide("part of the output", n, "n/t")
+        part = self._local("part of the output", n, "n/t")
         gathers = not self._splits_output and self._tensor_size > 1
-        whole = shapes.hidden("gathered output", gathered=True)
-        calls = [*(self._calls("all_gather", "forward") if gathers else ())]
-        if gathers and shapes.sp:
-            calls += self._calls("all_gather", "backward")
+        scatters = gathers and self._splits_input and self._exchanges
+        whole = self._local("gathered output", self._weight.shape[-2], "n")
+        calls = [*(self._calls("all_gather", "forward", width=self._weight.shape[-2]) if gathers else ())]
+        if scatters:
+            calls += self._calls("all_gather", "backward", width=self._weight.shape[-2])
         calls += self._calls("all_reduce", "backward", width=rank)
         calls += self._sum_over_experts((n, rank))
         return Module(
             name="linear_out",
             kind=ModuleKind.ADAPTER_OUT,
             parameters=(own,),
-            saved=(self._wide("input", rank, "r", made_in=f"{self.path}.adapter.linear_in"),),
-            forward_workspace=(
-                *((part, whole) if gathers else (part,)),
-                *((shapes.hidden("scattered output"),) if gathers and shapes.sp else ()),
+            saved=(self._local("input", rank, "r", made_in=f"{self.path}.adapter.linear_in"),),
+            forward_workspace=largest(
+                (part, *((replace(whole, name="outputs of all ranks"), whole) if gathers else ())),
+                (whole, *((shapes.hidden("scattered output"),) if scatters else ())) if gathers else (),
             ),
             backward_workspace=(
-                *((replace(whole, name="gathered output gradient"),) if gathers and shapes.sp else ()),
+                *((replace(whole, name="gathered output gradient"),) if scatters else ()),
                 replace(part, name="part of the output gradient"),
-                self._wide("input gradient", rank, "r"),
+                self._local("input gradient", rank, "r"),
                 *self._weight_gradient((n, rank)),
             ),
             collectives=tuple(calls),

@@ -1,0 +1,148 @@
+"""Low-rank adapters (LoRA) beside the linear layers of a chunk whose other weights are frozen.
+
+Source: megatron/bridge/peft/{base,module_matcher,recompute}.py of Megatron-Bridge: `PEFT.__call__`, `ModuleMatcher.match` and
+`maybe_enable_recompute_inputs_grad`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from analyzer.modules.adapters.layer import AdaptedLayer
+from analyzer.modules.freezing import frozen, with_owners, without_weight_gradients
+from analyzer.modules.inputs import ModuleInputs
+from analyzer.modules.kinds import ADAPTER_PROJECTIONS, LINEAR, ModuleKind
+from analyzer.modules.models.parts import ChunkKind, Parts, Stack
+from analyzer.modules.moe.experts import with_constant_probabilities
+from analyzer.modules.moe.shared_experts import gate_of_constant_score
+from analyzer.modules.shapes import ExpertShapes
+from analyzer.modules.tree import MODEL_PATH, Module
+from analyzer.specs.adapters import AdapterSpec
+
+_OUTSIDE_LAYERS: Final = frozenset({ModuleKind.BATCH, ModuleKind.LOSS})
+_OF_TOKENS: Final = ("embedding", "enorm")
+"""Modules of an MTP depth that read nothing but the tokens and the embedding, which is frozen."""
+EMBEDDED: Final = "embedded tokens"
+_READ_BLOCK_INPUT: Final = frozenset(
+    {ModuleKind.Q_PROJECTION, ModuleKind.Q_DOWN, ModuleKind.KV_DOWN, ModuleKind.SHARED_EXPERTS, ModuleKind.ROUTER}
+)
+"""Parts of a block that read its input, and not the output of the part that runs before."""
+_BESIDE: Final = frozenset({ModuleKind.SHARED_EXPERTS})
+"""Parts of a block whose output the following parts do not read."""
+
+
+def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind) -> Parts:
+    """The modules of a chunk, with adapters in its layers and all other weights frozen.
+
+    The embedding is frozen, so that the input of the first layer needs no gradient, except under a checkpoint around layers:
+    there the frameworks request one, because a checkpoint computes gradients only for inputs that need them.
+    """
+    adapters = inputs.model.adapters
+    assert adapters is not None, "the model has adapters"
+    shapes = ExpertShapes(inputs)
+    starts = kind.pre_process and inputs.recompute.granularity != "full"
+    first = starts
+    found: list[Module | Stack] = []
+    for part in parts:
+        if isinstance(part, Stack):
+            runs: list[tuple[Module, int]] = []
+            for module, times in part.modules:
+                left = times
+                while first and left:
+                    changed, first = _adapted(module, shapes, adapters, first=True)
+                    runs.append((changed, 1))
+                    left -= 1
+                if left:
+                    runs.append((_adapted(module, shapes, adapters, first=False)[0], left))
+            found.append(part._replace(modules=tuple(runs)))
+        elif part.kind in _OUTSIDE_LAYERS:
+            found.append(part)
+        elif part.kind is ModuleKind.MTP:
+            found.append(_adapted(part, shapes, adapters, first=False)[0])
+        elif part.kind is ModuleKind.EMBEDDING and starts:
+            found += [frozen(part, input_gradient=False), _held(shapes)]
+        else:
+            found.append(frozen(part))
+    return tuple(found)
+
+
+def _held(shapes: ExpertShapes) -> Module:
+    """The output of the embedding, which no layer saves: `GPTModel.forward` references it until it returns."""
+    held = (shapes.hidden("input of the decoder"),)
+    return Module(name="decoder_input", kind=ModuleKind.OTHER, function=True, forward_held=held, source="GPTModel.forward")
+
+
+def _adapted(module: Module, shapes: ExpertShapes, adapters: AdapterSpec, *, first: bool) -> tuple[Module, bool]:
+    """The frozen module with adapters, and whether its output needs no gradient. `first`: its input needs none."""
+    return module.derived(_with_adapters, shapes, adapters, first)
+
+
+def _with_adapters(module: Module, shapes: ExpertShapes, adapters: AdapterSpec, first: bool) -> tuple[Module, bool]:
+    insertion = _Insertion(shapes, adapters)
+    if first and not any(insertion.adapts(each) for _, each in module.walk()):
+        return frozen(module, input_gradient=False), True
+    kept, first = insertion.into(module, without_weight_gradients(module), first)
+    return with_owners(kept, module), first
+
+
+@dataclass(frozen=True)
+class _Insertion:
+    """Adapters that are added to a tree."""
+
+    shapes: ExpertShapes
+    adapters: AdapterSpec
+
+    def into(self, trained: Module, fixed: Module, first: bool, path: str = "") -> tuple[Module, bool]:
+        """`fixed`, which is the frozen `trained`, with adapters in its children, and whether its output still needs no gradient."""
+        if trained.kind is ModuleKind.EXPERTS and first:
+            fixed = with_constant_probabilities(fixed)
+        if trained.kind is ModuleKind.MTP_DEPTH and not any(each.recomputed for each in trained.children):
+            # a local variable of the depth references the embedded tokens, which its frozen norm does not save
+            fixed = replace(fixed, forward_workspace=(*fixed.forward_workspace, self.shapes.hidden(EMBEDDED)))
+        children: list[Module] = []
+        untouched, read = first, first
+        for depth, (before, after) in enumerate(zip(trained.children, fixed.children, strict=True)):
+            inside = _path(before, path, depth, in_mtp=trained.kind is ModuleKind.MTP)
+            needs_none = first if before.kind in _READ_BLOCK_INPUT else read
+            if before.name in _OF_TOKENS:
+                children.append(frozen(before, input_gradient=False))
+                continue
+            if before.kind is ModuleKind.SHARED_GATE and first:
+                after = gate_of_constant_score(after)
+            found, needs_none = self._child(before, after, needs_none, inside)
+            children += found
+            untouched = untouched and needs_none
+            read = read if before.kind in _BESIDE else needs_none
+        made = replace(fixed, children=tuple(children))
+        return _without_sums(made) if trained.repeats else made, untouched
+
+    def _child(self, before: Module, after: Module, first: bool, path: str) -> tuple[tuple[Module, ...], bool]:
+        if self.adapts(before):
+            layer = AdaptedLayer(self.shapes, before, self.adapters, not first, path)
+            return layer.modules(frozen(before, input_gradient=False) if first else after), False
+        if before.children:
+            child, first = self.into(before, after, first, f"{path}." if path else "")
+            return (child,), first
+        return (frozen(before, input_gradient=False) if first else after,), first
+
+    def adapts(self, module: Module) -> bool:
+        """Frameworks find layers by the names of their modules."""
+        return module.kind in LINEAR and module.name in self.adapters.targets
+
+
+def _path(child: Module, around: str, number: int, *, in_mtp: bool) -> str:
+    """The path of a child by which its tensors are found (`Tensor.made_in`): relative to the layer, or to the model."""
+    if child.kind is ModuleKind.LAYER:
+        return ""
+    if in_mtp:
+        return f"{MODEL_PATH}mtp.layers.{number}"
+    return around.removesuffix(".") if child.function else f"{around}{child.name}"
+
+
+def _without_sums(module: Module) -> Module:
+    """A module whose weights have the gradients of an earlier one too: those are summed over expert-parallel ranks once."""
+    own = module.collectives
+    if module.kind in ADAPTER_PROJECTIONS:
+        own = tuple(each for each in own if each.group != "ep")
+    return replace(module, collectives=own, children=tuple(_without_sums(each) for each in module.children))
