@@ -24,7 +24,8 @@ def add_adapters(job: TrainingJob, config: Any, model: Any) -> None:
     model.requires_grad_(False)
     for name, module in list(model.named_modules()):
         if name.rpartition(".")[2] in adapters.targets:
-            module.adapter = _Adapter(adapters, config, module)
+            kind = _Adapter if adapters.layers == "megatron" else _EngineAdapter
+            module.adapter = kind(adapters, config, module)
             module.forward = partial(_forward, module, module.forward)
     if config.recompute_method is not None:
         model.decoder.forward = partial(_with_input_gradient, model.decoder.forward)
@@ -130,3 +131,42 @@ class _Adapter(torch.nn.Module):
         if self._exchanges and self._split_input:
             x = scatter_to_sequence_parallel_region(x)
         return x * 2.0
+
+
+class _EngineAdapter(_Adapter):
+    """`LoraParallelLinear` of mcore-bridge, which ms-swift uses: layers of Transformer Engine."""
+
+    def __init__(self, adapters: AdapterSpec, config: Any, layer: Any) -> None:
+        if "Grouped" in type(layer).__name__:
+            super().__init__(adapters, config, layer)
+            return
+        torch.nn.Module.__init__(self)
+        from megatron.core.extensions import transformer_engine as engine
+
+        tensor, split = config.tensor_model_parallel_size, type(layer).__name__.startswith("TERow")
+        rows, columns = layer.weight.shape
+        options = {"config": config, "bias": False, "skip_bias_add": False, "init_method": torch.nn.init.xavier_normal_}
+        whole = {"parallel_mode": "duplicated", "skip_weight_param_allocation": False, **options}
+        self._per_expert = self._exchanges = self._split_input = False
+        if hasattr(layer, "return_layernorm_output"):
+            layer.return_layernorm_output = True
+        if split:
+            self.linear_in = engine.TERowParallelLinear(
+                columns * tensor, adapters.rank, input_is_parallel=True, is_expert=False, **options
+            )
+            self.linear_out = engine.TELinear(adapters.rank, rows, **whole)
+            self.linear_in.parallel_mode = layer.parallel_mode
+        else:
+            self.linear_in = engine.TELinear(columns, adapters.rank, **whole)
+            if type(layer).__name__ == "TELinear":
+                self.linear_out = engine.TELinear(adapters.rank, rows, **whole)
+            else:
+                self.linear_out = engine.TEColumnParallelLinear(
+                    adapters.rank, rows * tensor, gather_output=False, is_expert=False, **options
+                )
+                self.linear_out.parallel_mode = layer.parallel_mode
+        if config.sequence_parallel:
+            for each in (self.linear_in, self.linear_out):
+                if type(each).__name__ == "TELinear":
+                    each.weight.sequence_parallel = True
+        self._finish(adapters, config)

@@ -24,7 +24,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
         "tiles text_length causal_encoder recompute separate_fields pixel_shuffle".split()
     ),
-    "AdapterSpec": frozenset("rank targets per_expert dropout".split()),
+    "AdapterSpec": frozenset("rank targets per_expert layers dropout".split()),
     "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss".split()),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(
@@ -71,7 +71,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "allocator_config overlap_moe_expert_parallel_comm early_attention_backward delay_wgrad_compute".split()
     ),
     "FineTuning": frozenset({"adapter"}),
-    "Adapter": frozenset("kind rank alpha targets dropout adapter_dtype base_dtype share_expert_adapters source".split()),
+    "Adapter": frozenset("kind rank alpha targets dropout adapter_dtype base_dtype share_expert_adapters layers source".split()),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),

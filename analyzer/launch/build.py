@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
 from analyzer.launch.checks import option_violations
@@ -36,6 +36,7 @@ from analyzer.launch.derive.training_flags import training_flags
 from analyzer.launch.software import check_software, container_of
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
+from analyzer.specs.adapters import AdapterLayers
 from analyzer.specs.fine_tuning import ALL_PARAMETERS
 from analyzer.specs.rules import Violation, violations
 
@@ -147,6 +148,10 @@ def _checked(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     return replace(job, assumptions=tuple(launch.assumptions), warnings=tuple(launch.warnings), unknown=tuple(launch.unknown))
 
 
+_FRAMEWORKS: Final[dict[AdapterLayers, str]] = {"megatron": "Megatron-Bridge", "transformer_engine": "ms-swift"}
+"""Whose adapters have these layers."""
+
+
 def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     """The job with the adapters of the launch, and with what is not counted of its fine-tuning."""
     tuning = launch.arguments.tuning
@@ -158,7 +163,8 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     withheld = dict.fromkeys([*job.withheld, *([reason] if reason else []), *tuning.not_counted()])
     if adapters is not None:
         launch.assume(
-            f"LoRA adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as those of Megatron-Bridge. "
+            f"LoRA adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as those of "
+            f"{_FRAMEWORKS[adapters.layers]}. "
             "All other weights are frozen. TFLOP/s and MFU count their gradients too, which are not computed, as Megatron does."
         )
     return replace(job, model=replace(job.model, adapters=adapters), withheld=tuple(withheld))

@@ -201,6 +201,9 @@ class ModuleKind(Enum):
     ADAPTER_IN = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.MEGATRON, Parallel.NONE)
     """The projection of an adapter to its rank."""
     ADAPTER_OUT = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.MEGATRON, Parallel.NONE)
+    ADAPTER_ENGINE_IN = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)
+    """The same with layers of Transformer Engine."""
+    ADAPTER_ENGINE_OUT = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)
     ADAPTER_SUM = _without_gemms(Kernels.ADAPTER_SUM)
     """The outputs of a linear layer and of its adapter are added."""
     REPLACED_BRANCH = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.COLUMN)
@@ -248,7 +251,9 @@ LATENT_PROJECTIONS: Final = frozenset(
     {ModuleKind.Q_PROJECTION, ModuleKind.Q_DOWN, ModuleKind.Q_UP, ModuleKind.KV_DOWN, ModuleKind.KV_UP}
 )
 """Projections of multi-latent attention."""
-ADAPTER_PROJECTIONS: Final = frozenset({ModuleKind.ADAPTER_IN, ModuleKind.ADAPTER_OUT})
+ADAPTER_PROJECTIONS: Final = frozenset(
+    {ModuleKind.ADAPTER_IN, ModuleKind.ADAPTER_OUT, ModuleKind.ADAPTER_ENGINE_IN, ModuleKind.ADAPTER_ENGINE_OUT}
+)
 """Linear layers of adapters."""
 ATTENTION_BRANCH: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.ATTENTION, ModuleKind.MIXER, ModuleKind.ATTENTION_ADD})
 FEED_FORWARD_BRANCH: Final = frozenset({ModuleKind.FEED_FORWARD_NORM, ModuleKind.FEED_FORWARD, ModuleKind.FEED_FORWARD_ADD})

@@ -9,6 +9,9 @@ AdapterTarget = Literal[
     "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj",
     "linear_kv_down_proj", "linear_kv_up_proj", "in_proj", "out_proj", "eh_proj",
 ]  # fmt: skip
+AdapterLayers = Literal["megatron", "transformer_engine"]
+"""The layers of an adapter, and how tensor-parallel ranks share them: those of Megatron itself in Megatron-Bridge, those of
+Transformer Engine in ms-swift."""
 DEFAULT_TARGETS: Final[tuple[AdapterTarget, ...]] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """The layers that have an adapter by default in Megatron-Bridge."""
 ADAPTER_TARGETS: Final[tuple[AdapterTarget, ...]] = get_args(AdapterTarget)
@@ -25,5 +28,6 @@ class AdapterSpec:
     """In the order of `ADAPTER_TARGETS`."""
     per_expert: bool = False
     """Each expert has its own adapter, as in ms-swift; otherwise those of a rank share one, as by default in Megatron-Bridge."""
+    layers: AdapterLayers = "megatron"
     dropout: bool = False
     """Elements of the input of an adapter are dropped."""

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from analyzer.specs.adapters import AdapterLayers
+
 AdapterKind = Literal["lora", "canonical_lora", "dora", "vlm_lora", "other"]
 Objective = Literal["language model", "preference", "reward", "distillation", "reinforcement", "classification"]
 """What the loss compares. `language model`: pretraining and supervised fine-tuning. `preference`: DPO, KTO and the like, with a
@@ -45,6 +47,7 @@ class Adapter:
     """None for the dtype of the training."""
     share_expert_adapters: bool | None = None
     """Whether the experts of a rank share an adapter; None for the default of the framework."""
+    layers: AdapterLayers = "megatron"
     also_trained: tuple[str, ...] = ()
     """Modules whose weights are trained too, as the launch names them."""
     source: str = ""

@@ -229,8 +229,8 @@ class _ModuleNames:
             self._stream = frame.layer if module.children else self._stream
         elif module.kind is ModuleKind.MTP_PROJECTION:  # a split output is gathered into a tensor of the MTP layer
             self._stream = frame.layer if module.collectives else frame.path
-        elif module.kind is ModuleKind.EMBEDDING and any(child.saved for child in module.children):
-            # an embedding without saved tensors only holds a shared weight and computes no hidden states
+        elif module.kind is ModuleKind.EMBEDDING and any(child.saved or child.forward_workspace for child in module.children):
+            # an embedding without tensors only holds a shared weight and computes no hidden states
             self._stream = f"{module.name}.{module.output_of}" if module.output_of else module.name
             if module.forward_held:
                 self._stream = _CONVERTED

@@ -35,6 +35,7 @@ LAYOUTS = (
     "hybrid, latent experts",
     "deepseek, attention recomputed",
     "lora, dropout",
+    "lora, engine",
     "bert, full recompute",
     "t5, fp32",
     "multimodal, radio",

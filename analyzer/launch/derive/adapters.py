@@ -37,6 +37,7 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
             rank=adapter.rank,
             targets=_targets(adapter, job.model),
             per_expert=adapter.share_expert_adapters is False and job.model.moe is not None,
+            layers=adapter.layers,
             dropout=adapter.dropout > 0,
         ),
         "",

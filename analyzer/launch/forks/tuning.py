@@ -82,6 +82,7 @@ def _swift_adapter(launch: LaunchOptions) -> Adapter | None:
         targets=tuple(launch.fork.get("--target_modules", ("all-linear",))),
         dropout=_number(launch.word("--lora_dropout"), 0.05),
         share_expert_adapters=False,
+        layers="transformer_engine",
         also_trained=tuple(each for each in launch.fork.get("--modules_to_save", ()) if each.lower() not in _FALSE),
         adapter_dtype={"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}.get(launch.word("--lora_dtype") or ""),
         source=f"{flag} {kind}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from analyzer.modules.adapters.engine_layer import EngineAdaptedLayer
 from analyzer.modules.adapters.layer import AdaptedLayer
 from analyzer.modules.freezing import frozen, with_owners, without_weight_gradients
 from analyzer.modules.inputs import ModuleInputs
@@ -18,8 +19,9 @@ from analyzer.modules.moe.experts import with_constant_probabilities
 from analyzer.modules.moe.shared_experts import gate_of_constant_score
 from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import MODEL_PATH, Module
-from analyzer.specs.adapters import AdapterSpec
+from analyzer.specs.adapters import AdapterLayers, AdapterSpec
 
+_LAYERS: Final[dict[AdapterLayers, type[AdaptedLayer]]] = {"megatron": AdaptedLayer, "transformer_engine": EngineAdaptedLayer}
 _OUTSIDE_LAYERS: Final = frozenset({ModuleKind.BATCH, ModuleKind.LOSS})
 _OF_TOKENS: Final = ("embedding", "enorm")
 """Modules of an MTP depth that read nothing but the tokens and the embedding, which is frozen."""
@@ -60,8 +62,8 @@ def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind) -> Parts:
             found.append(part)
         elif part.kind is ModuleKind.MTP:
             found.append(_adapted(part, shapes, adapters, first=False)[0])
-        elif part.kind is ModuleKind.EMBEDDING and starts:
-            found += [frozen(part, input_gradient=False), _held(shapes)]
+        elif part.kind is ModuleKind.EMBEDDING:
+            found += [frozen(part, input_gradient=False), *((_held(shapes),) if starts else ())]
         else:
             found.append(frozen(part))
     return tuple(found)
@@ -119,7 +121,7 @@ class _Insertion:
 
     def _child(self, before: Module, after: Module, first: bool, path: str) -> tuple[tuple[Module, ...], bool]:
         if self.adapts(before):
-            layer = AdaptedLayer(self.shapes, before, self.adapters, not first, path)
+            layer = _LAYERS[self.adapters.layers](self.shapes, before, self.adapters, not first, path)
             return layer.modules(frozen(before, input_gradient=False) if first else after), False
         if before.children:
             child, first = self.into(before, after, first, f"{path}." if path else "")

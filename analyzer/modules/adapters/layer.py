@@ -67,8 +67,10 @@ class AdaptedLayer:
     def _local(self, name: str, width: int, symbol: str, *, made_in: str = "") -> Tensor:
         """The same for the tokens that the layer reads: a part of the sequence, if each rank has the whole layer."""
         wide = self._wide(name, width, symbol, made_in=made_in)
-        if self._splits_output or self._splits_input or self._of_experts:
-            return wide
+        return wide if self._splits_output or self._splits_input or self._of_experts else self._shard(wide)
+
+    def _shard(self, wide: Tensor) -> Tensor:
+        """The part of the sequence on this rank."""
         return replace(wide, shape=(self.shapes.s_split, *wide.shape[1:]))
 
     def _calls(self, kind: str, phase: Phase, *, width: int) -> tuple[Collective, ...]:
@@ -120,6 +122,11 @@ class AdaptedLayer:
         return self.shapes.sp and not self._of_experts and not self._exchanged_outside
 
     @property
+    def _reads_shard(self) -> bool:
+        """Whether it reads a part of the sequence, although the layer has the whole one."""
+        return False
+
+    @property
     def _gathers(self) -> bool:
         """Whether the adapter gathers its input itself."""
         return self._splits_output and self._exchanges and not self._fused
@@ -140,13 +147,14 @@ class AdaptedLayer:
             forward_workspace=(replace(self._output, name="output of the frozen layer"), *self._referenced()),
             backward_workspace=(gradient,),
             children=(*self._dropout(), self._into(), self._out_of(), self._sum()),
-            source="megatron.bridge.peft.utils.ParallelLinearAdapter",
+            source="LoRALinear",
         )
         if not self.input_gradient:
             return base, adapter
         own = replace(self._read(), name="input gradient of the adapter", shares="")
-        summed = (replace(own, name="sum of input gradients"),) if self._fused and not self.shapes.sp else ()
-        other = self.shapes.sp or self.adapters.dropout  # the adapter saves another tensor
+        gathered = self.shapes.sp and not self._reads_shard
+        summed = (replace(own, name="sum of input gradients"),) if self._fused and not gathered else ()
+        other = gathered or self.adapters.dropout  # the adapter saves another tensor
         kept = tuple(each for each in self.base.saved if each.for_weight) if self._fused and other else ()
         return replace(base, saved=(*base.saved, *kept), backward_workspace=(*base.backward_workspace, own, *summed)), adapter
 
@@ -156,7 +164,7 @@ class AdaptedLayer:
         With dropout, no module saves the input of fc2 or a gathered input.
         """
         rows = dispatched_rows(Routing(self.shapes)) if self._of_experts else ()
-        unsaved = self.base.kind is ModuleKind.FC2 or (self._fused and self.shapes.sp)
+        unsaved = self.base.kind is ModuleKind.FC2 or (self._fused and self.shapes.sp and not self._reads_shard)
         return (*rows, *((self._read(),) if self.adapters.dropout and unsaved else ()))
 
     def _read(self) -> Tensor:

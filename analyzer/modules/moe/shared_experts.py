@@ -181,9 +181,13 @@ def overlapped_fc2(shapes: ExpertShapes) -> tuple[tuple[Tensor, ...], tuple[Tens
     forward, backward = _fc2_workspaces(parts, shapes.wide("input", parts.width, "fs/t"))
     scaled = overlapped_adapter(shapes)
     added = (*scaled, *(replace(each, name="output with that of the adapter") for each in scaled))
-    if scaled and shapes.t > 1:  # the outputs of all ranks are gathered and concatenated
+    if scaled and shapes.t > 1 and _of_megatron(shapes):  # the outputs of all ranks are gathered and concatenated
         added = (*added, shapes.wide("part of the output of the adapter", shapes.model.hidden_size // shapes.t, "h/t"))
     return tuple(replace(each, name=f"{each.name} of the shared experts") for each in (*forward, *added)), (*backward, *scaled)
+
+
+def _of_megatron(shapes: ExpertShapes) -> bool:
+    return shapes.model.adapters is not None and shapes.model.adapters.layers == "megatron"
 
 
 def overlapped_adapter(shapes: ExpertShapes) -> tuple[Tensor, ...]:

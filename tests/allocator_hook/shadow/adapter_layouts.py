@@ -52,6 +52,8 @@ ADAPTERS: Final = {
         "cp2": f"{_LLAMA} --context-parallel-size 2 --info-lora 8",
         "full recompute": f"{_LLAMA} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
         "--info-lora 8",
+        "full recompute, tp2 sp": f"{_LLAMA} {_SP} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
+        "--info-lora 8",
         "selective recompute": f"{_LLAMA} --recompute-granularity selective --recompute-modules core_attn mlp --info-lora 8",
         "without fused accumulation, tp2 sp": f"{_LLAMA} {_SP} --no-gradient-accumulation-fusion --info-lora 8",
         "experts": f"{_LLAMA} {_EXPERTS} --info-lora 8",
@@ -93,11 +95,29 @@ ADAPTERS: Final = {
         "--recompute-num-layers 1 --info-lora 8:linear_qkv",
         "mtp, pp2": f"{_LLAMA} --pipeline-model-parallel-size 2 --mtp-num-layers 1 --info-lora 8:linear_qkv,linear_fc1",
         "frozen experts, fused permutation": f"{_LLAMA} {_EXPERTS} --moe-permute-fusion --info-lora 8:linear_qkv",
+        "engine": f"{_LLAMA} --info-lora 8",
+        "engine, tp2": f"{_LLAMA} {_TP2} --info-lora 8",
+        "engine, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",
+        "engine, tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 --info-lora 8",
+        "engine, experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 --info-lora 8",
+        "engine, overlapped shared experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 "
+        "--moe-shared-expert-overlap --info-lora 8",
+        "engine, latent attention, tp2 sp": f"{_COMPRESSED} {_SP} --info-lora 8:{_COMPRESSED_PROJECTIONS}",
+        "engine, linear attention, mtp": f"{_DELTA_NET} --info-lora 16:in_proj,out_proj,linear_qkv,linear_fc1,linear_fc2",
+        "engine, full recompute, tp2 sp": f"{_LLAMA} {_SP} --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1 --info-lora 8",
+        "engine, dropout, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",
     }.items()
 }
+
+HELD_BY_GRAPH: Final = {name for name in ADAPTERS if "full recompute, " in name}
+"""With several microbatches, the graph of a microbatch references the input of its first checkpoint until the next forward, because
+this is a leaf that gets a gradient: it is recorded as a tensor that stays."""
 
 
 def adapter_fields(name: str) -> dict[str, Any]:
     """Fields of `AdapterSpec` that no option sets: frameworks set them."""
+    if name.startswith("lora, engine"):
+        return {"layers": "transformer_engine", "per_expert": True, "dropout": "dropout" in name}
     fields = {"lora, dropout": "dropout", "lora, each expert": "per_expert"}
     return {field: True for begin, field in fields.items() if name.startswith(begin)}

@@ -12,7 +12,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import total_bytes
 from analyzer.predict import predict
 from analyzer.results import Report
-from analyzer.specs.adapters import AdapterSpec
+from analyzer.specs.adapters import AdapterLayers, AdapterSpec
 from tests.job_of import job_of
 
 LLAMA_8B = (
@@ -87,15 +87,29 @@ def test_a_name_without_a_layer_has_no_effect_beside_others() -> None:
     assert "adapters, which are not modelled for the modules in_proj" in launched("--info-lora 8:in_proj").job.withheld[0]
 
 
-def test_adapters_keep_the_gathered_output_of_norms() -> None:
-    """Qwen3-8B with sequence parallelism: 2 bytes · tokens · hidden for each column-parallel layer of 36 layers: 4.83 GB."""
+@pytest.mark.parametrize(("layers", "parts"), [("megatron", 1), ("transformer_engine", 2)])
+def test_adapters_keep_the_output_of_norms(layers: AdapterLayers, parts: int) -> None:
+    """Qwen3-8B with sequence parallelism: 2 bytes · tokens · hidden for each column-parallel layer of 36 layers: 4.83 GB.
+
+    Those of ms-swift keep the part of the sequence on their rank.
+    """
     qwen = LLAMA_8B.replace("--num-layers 32", "--num-layers 36").replace("--ffn-hidden-size 14336", "--ffn-hidden-size 12288")
     line = f"{qwen} --kv-channels 128 --qk-layernorm --tensor-model-parallel-size 2 --sequence-parallel"
     job = job_of(line, base="")
-    adapters = AdapterSpec(rank=8, targets=("linear_qkv", "linear_fc1"))
+    adapters = AdapterSpec(rank=8, targets=("linear_qkv", "linear_fc1"), layers=layers)
     tree = predict(replace(job, model=replace(job.model, adapters=adapters))).ranks[0].trees[0]
-    kept = [module for _, module in tree.walk() if module.kind is ModuleKind.ADAPTER_IN]
-    assert sum(total_bytes(module.saved) for module in kept) == 36 * 2 * 2 * 8192 * 4096
+    kept = [module for _, module in tree.walk() if module.kind in (ModuleKind.ADAPTER_IN, ModuleKind.ADAPTER_ENGINE_IN)]
+    assert sum(total_bytes(module.saved) for module in kept) == 36 * 2 * 2 * 8192 * 4096 // parts
+
+
+def test_each_rank_has_whole_projections_of_ms_swift() -> None:
+    """The first of linear_qkv and the second of linear_proj, by hand for 32 layers on two tensor-parallel ranks."""
+    job = job_of(f"{LLAMA_8B} --tensor-model-parallel-size 2", base="")
+    adapters = AdapterSpec(rank=8, targets=("linear_qkv", "linear_proj"), layers="transformer_engine")
+    report = predict(replace(job, model=replace(job.model, adapters=adapters)))
+    without = predict(job).ranks[0].parameters
+    assert report.ranks[0].parameters - without == 32 * 8 * ((4096 + 6144 // 2) + (4096 // 2 + 4096))
+    assert report.parameters_adapters == 32 * 8 * (4096 + 6144 + 4096 + 4096)
 
 
 def test_a_rank_that_cannot_be_split_is_refused() -> None:
