@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import chain
 
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.quantized import is_of_columns
 from analyzer.modules.tree import Module, Tensor
 
 
@@ -104,7 +105,8 @@ def _frozen_experts(module: Module) -> Module:
 
 
 def _read_for_weights(module: Module) -> tuple[Tensor, ...]:
-    return tuple(each for each in module.saved if each.for_weight and not each.shares)
+    """What the forward reads. Column-wise quantized copies are not made."""
+    return tuple(each for each in module.saved if each.for_weight and not each.shares and not is_of_columns(each))
 
 
 def _not_for_weight(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

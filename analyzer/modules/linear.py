@@ -154,7 +154,7 @@ def column_parallel(
             shapes.wide("output", width, symbol),
         ),
         backward_workspace=(
-            *output_gradient(shapes, shapes.wide("output gradient", width, symbol)),
+            *output_gradient(shapes, shapes.wide("output gradient", width, symbol), fused=fused_norm),
             *norm_output,
             *(() if in_buffers else (shapes.hidden("input gradient", gathered=True),)),
             *((shapes.hidden("scattered input gradient"),) if shapes.sp else ()),

@@ -14,7 +14,7 @@ pytorch/distributed.py gather_along_first_dim; pytorch/utils.py is_non_tn_fp8_ge
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, Literal
 
@@ -56,6 +56,11 @@ def reads_any_layout(compute_capability: tuple[int, int] | None) -> bool:
 def is_quantized_copy(tensor: Tensor) -> bool:
     """Whether a tensor is a quantized copy of another one, or the scales of one."""
     return bool(_COPY_NAME.search(tensor.name))
+
+
+def is_of_columns(tensor: Tensor) -> bool:
+    """Whether a tensor is a column-wise quantized copy, or the scales of one."""
+    return is_quantized_copy(tensor) and "column-wise" in tensor.name
 
 
 def reads_one_copy(recipe: Fp8Recipe, compute_capability: tuple[int, int] | None) -> bool:
@@ -230,17 +235,20 @@ def output_gradient(
     gathered: tuple[Tensor, ...] = (),
     in_buffers: bool = False,
     split: Split = _UNSPLIT,
+    fused: bool = False,
 ) -> tuple[Tensor, ...]:
     """The gradient of a layer's output, and the copies of it, or of the `gathered` full gradient, that the backward GEMMs read.
 
-    `in_buffers`: the full gradient is in userbuffers. Block-scaled shards are quantized twice, once for each GEMM.
+    `in_buffers`: the full gradient is in userbuffers. Block-scaled shards are quantized twice, once for each GEMM. `fused`: a layer
+    with a norm, or of all experts. Only `_Linear` makes no column-wise copy for a frozen weight.
     """
     if shapes.fp8 is None:
         return (tensor, *(() if in_buffers else gathered))
     if in_buffers:
         shard = () if shapes.fp8.recipe in ONE_SCALE else _copy(shapes, tensor, "column")
         return (tensor, *shard, *(copy for full in gathered for axis in _AXES for copy in _in_userbuffers(shapes, full, axis)))
-    return (tensor, *(copy for full in gathered or (tensor,) for copy in _both(shapes, full, split)))
+    copied = tuple(copy for full in gathered or (tensor,) for copy in _both(shapes, full, split))
+    return (tensor, *(copied if fused else (replace(each, for_weight=is_of_columns(each)) for each in copied)))
 
 
 def gathers(
@@ -264,6 +272,8 @@ def gathers(
         scale, dtype = _gathered_scales(recipe, rows, columns, axis)
         found.append(Collective(kind="all_gather", group="tp", shape=scale, dtype=dtype, phase=phase))
         found += shapes.tp("all_gather", phase, width=width, dtype=element(recipe))
+        if both and axis == "column":
+            found[-2:] = [replace(each, for_weight=True) for each in found[-2:]]
     return tuple(found)
 
 

@@ -46,7 +46,7 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
 
 def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     """Fragments of a sentence: in which launches adapters are not modelled."""
-    model, parallel, flags = job.model, job.parallel, job.flags
+    model, parallel, flags, fp8 = job.model, job.parallel, job.flags, job.precision.fp8
     targets = _targets(adapter, model)
     if adapter.kind != "lora":
         yield f"as {adapter.kind.replace('_', ' ')}" if adapter.kind != "other" else "other than as LoRA"
@@ -68,7 +68,10 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
         f"in a {model.family.upper()} model": model.family != "gpt",
         "in hybrid models with full recompute": model.hybrid is not None and job.recompute.granularity == "full",
         "with sparse attention": model.sparse_attention is not None,
-        "with FP8 or FP4": job.precision.fp8 is not None,
+        "with FP4": fp8 is not None and fp8.recipe == "nvfp4",
+        "with weights stored in FP8": fp8 is not None and fp8.stored_parameters,
+        "of Transformer Engine's layers or of each expert with FP8": fp8 is not None and _runs_in_fp8(adapter),
+        "with FP8 and full recompute": fp8 is not None and job.recompute.granularity == "full",
         "with FSDP": job.fsdp is not None,
         "with CUDA graphs": job.graphs is not None,
         "with activation offloading": job.activation_offload is not None,
@@ -80,6 +83,11 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
         "with layers of Megatron itself": model.implementation != "transformer_engine",
     }
     yield from (reason for reason, applies in reasons.items() if applies)
+
+
+def _runs_in_fp8(adapter: Adapter) -> bool:
+    """Whether the GEMMs of an adapter are those of Transformer Engine, which can be in FP8."""
+    return adapter.layers == "transformer_engine" or adapter.share_expert_adapters is False
 
 
 def _not_modelled_in_attention(job: TrainingJob, targets: tuple[AdapterTarget, ...]) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Adapters with layers of Transformer Engine, as in ms-swift.
 
 Beside a layer whose output is split, each tensor-parallel rank has the whole first projection, which reads its part of the
-sequence; only its output, of the width of the rank, is gathered. Beside a layer whose input is split, each has the whole second one.
+sequence; only its output, of the width of the rank, is gathered. Beside a layer whose input is split, each has the whole second
+projection.
 
 Source: `LoraParallelLinear` (tuners/lora.py of mcore-bridge 1.6, which ms-swift uses).
 """

@@ -34,8 +34,8 @@ _BESIDE: Final = frozenset({ModuleKind.SHARED_EXPERTS})
 """Parts of a block whose output the following parts do not read."""
 
 
-def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind) -> Parts:
-    """The modules of a chunk, with adapters in its layers and all other weights frozen.
+def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind, *, in_16_bit: Parts) -> Parts:
+    """The modules of a chunk, with adapters in its layers and all other weights frozen. `in_16_bit`: the same without FP8.
 
     The embedding is frozen, so that the input of the first layer needs no gradient, except under a checkpoint around layers:
     there the frameworks request one, because a checkpoint computes gradients only for inputs that need them.
@@ -46,22 +46,24 @@ def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     starts = kind.pre_process and inputs.recompute.granularity != "full"
     first = starts
     found: list[Module | Stack] = []
-    for part in parts:
+    for part, plain in zip(parts, in_16_bit, strict=True):
         if isinstance(part, Stack):
+            assert isinstance(plain, Stack), "both have the same modules"
             runs: list[tuple[Module, int]] = []
-            for module, times in part.modules:
+            for (module, times), (twin, _) in zip(part.modules, plain.modules, strict=True):
                 left = times
                 while first and left:
-                    changed, first = _adapted(module, shapes, adapters, first=True)
+                    changed, first = _adapted(module, twin, shapes, adapters, first=True)
                     runs.append((changed, 1))
                     left -= 1
                 if left:
-                    runs.append((_adapted(module, shapes, adapters, first=False)[0], left))
+                    runs.append((_adapted(module, twin, shapes, adapters, first=False)[0], left))
             found.append(part._replace(modules=tuple(runs)))
         elif part.kind in _OUTSIDE_LAYERS:
             found.append(part)
         elif part.kind is ModuleKind.MTP:
-            found.append(_adapted(part, shapes, adapters, first=False)[0])
+            assert isinstance(plain, Module), "both have the same modules"
+            found.append(_adapted(part, plain, shapes, adapters, first=False)[0])
         elif part.kind is ModuleKind.EMBEDDING:
             found += [frozen(part, input_gradient=False), *((_held(shapes),) if starts else ())]
         else:
@@ -75,17 +77,27 @@ def _held(shapes: ExpertShapes) -> Module:
     return Module(name="decoder_input", kind=ModuleKind.OTHER, function=True, forward_held=held, source="GPTModel.forward")
 
 
-def _adapted(module: Module, shapes: ExpertShapes, adapters: AdapterSpec, *, first: bool) -> tuple[Module, bool]:
-    """The frozen module with adapters, and whether its output needs no gradient. `first`: its input needs none."""
-    return module.derived(_with_adapters, shapes, adapters, first)
+@dataclass(frozen=True, eq=False)
+class _Plain:
+    """A module that is compared by identity."""
+
+    module: Module
 
 
-def _with_adapters(module: Module, shapes: ExpertShapes, adapters: AdapterSpec, first: bool) -> tuple[Module, bool]:
+def _adapted(module: Module, plain: Module, shapes: ExpertShapes, adapters: AdapterSpec, *, first: bool) -> tuple[Module, bool]:
+    """The frozen module with adapters, and whether its output needs no gradient.
+
+    `plain`: the module in 16 bit, whose saved tensors are those that adapters read. `first`: its input needs no gradient.
+    """
+    return module.derived(_with_adapters, plain.derived(_Plain), shapes, adapters, first)
+
+
+def _with_adapters(module: Module, plain: _Plain, shapes: ExpertShapes, adapters: AdapterSpec, first: bool) -> tuple[Module, bool]:
     insertion = _Insertion(shapes, adapters)
     if first and not any(insertion.adapts(each) for _, each in module.walk()):
         return frozen(module, input_gradient=False), True
-    kept, first = insertion.into(module, without_weight_gradients(module), first)
-    return with_owners(kept, module), first
+    kept, first = insertion.into(module, without_weight_gradients(module), plain.module, first)
+    return with_owners(kept, plain.module), first
 
 
 @dataclass(frozen=True)
@@ -95,8 +107,11 @@ class _Insertion:
     shapes: ExpertShapes
     adapters: AdapterSpec
 
-    def into(self, trained: Module, fixed: Module, first: bool, path: str = "") -> tuple[Module, bool]:
-        """`fixed`, which is the frozen `trained`, with adapters in its children, and whether its output still needs no gradient."""
+    def into(self, trained: Module, fixed: Module, plain: Module, first: bool, path: str = "") -> tuple[Module, bool]:
+        """`fixed`, which is the frozen `trained`, with adapters in its children, and whether its output still needs no gradient.
+
+        `plain`: `trained` in 16 bit.
+        """
         if trained.kind is ModuleKind.EXPERTS and first:
             fixed = with_constant_probabilities(fixed)
         if trained.kind is ModuleKind.MTP_DEPTH and not any(each.recomputed for each in trained.children):
@@ -104,7 +119,7 @@ class _Insertion:
             fixed = replace(fixed, forward_workspace=(*fixed.forward_workspace, self.shapes.hidden(EMBEDDED)))
         children: list[Module] = []
         untouched, read = first, first
-        for depth, (before, after) in enumerate(zip(trained.children, fixed.children, strict=True)):
+        for depth, (before, after, twin) in enumerate(zip(trained.children, fixed.children, plain.children, strict=True)):
             inside = _path(before, path, depth, in_mtp=trained.kind is ModuleKind.MTP)
             needs_none = first if before.kind in _READ_BLOCK_INPUT else read
             if before.name in _OF_TOKENS:
@@ -112,19 +127,19 @@ class _Insertion:
                 continue
             if before.kind is ModuleKind.SHARED_GATE and first:
                 after = gate_of_constant_score(after)
-            found, needs_none = self._child(before, after, needs_none, inside)
+            found, needs_none = self._child(before, after, twin, needs_none, inside)
             children += found
             untouched = untouched and needs_none
             read = read if before.kind in _BESIDE else needs_none
         made = replace(fixed, children=tuple(children))
         return _without_sums(made) if trained.repeats else made, untouched
 
-    def _child(self, before: Module, after: Module, first: bool, path: str) -> tuple[tuple[Module, ...], bool]:
+    def _child(self, before: Module, after: Module, plain: Module, first: bool, path: str) -> tuple[tuple[Module, ...], bool]:
         if self.adapts(before):
-            layer = _LAYERS[self.adapters.layers](self.shapes, before, self.adapters, not first, path)
+            layer = _LAYERS[self.adapters.layers](self.shapes, before, plain, self.adapters, not first, path)
             return layer.modules(frozen(before, input_gradient=False) if first else after), False
         if before.children:
-            child, first = self.into(before, after, first, f"{path}." if path else "")
+            child, first = self.into(before, after, plain, first, f"{path}." if path else "")
             return (child,), first
         return (frozen(before, input_gradient=False) if first else after,), first
 

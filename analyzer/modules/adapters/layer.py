@@ -29,6 +29,8 @@ class AdaptedLayer:
     shapes: ExpertShapes
     base: Module
     """The layer, if it were trained."""
+    plain: Module
+    """The same in 16 bit, which adapters compute in."""
     adapters: AdapterSpec
     input_gradient: bool
     """The input of the layer needs a gradient."""
@@ -149,14 +151,28 @@ class AdaptedLayer:
             children=(*self._dropout(), self._into(), self._out_of(), self._sum()),
             source="LoRALinear",
         )
+        if self._weight.quantized and self._fused and self.shapes.sp and not self._reads_shard:
+            base = replace(base, collectives=self._gathers_in_16_bit(base))
         if not self.input_gradient:
             return base, adapter
         own = replace(self._read(), name="input gradient of the adapter", shares="")
         gathered = self.shapes.sp and not self._reads_shard
         summed = (replace(own, name="sum of input gradients"),) if self._fused and not gathered else ()
-        other = gathered or self.adapters.dropout  # the adapter saves another tensor
+        other = gathered or self.adapters.dropout or self._weight.quantized  # the adapter saves another tensor
         kept = tuple(each for each in self.base.saved if each.for_weight) if self._fused and other else ()
-        return replace(base, saved=(*base.saved, *kept), backward_workspace=(*base.backward_workspace, own, *summed)), adapter
+        # without a weight gradient, no GEMM frees the quantized copy before the backward of the norm (`fused_norm_backward`)
+        copies = tuple(replace(each, name=f"{each.name}, not freed") for each in kept if self._weight.quantized)
+        workspace = (*base.backward_workspace, own, *summed, *copies)
+        return replace(base, saved=(*base.saved, *kept), backward_workspace=workspace), adapter
+
+    def _gathers_in_16_bit(self, base: Module) -> tuple[Collective, ...]:
+        """The collectives of a layer that returns the gathered output of its norm: this is gathered before it is quantized.
+
+        With one scale for all ranks, the part that is saved and the gathered one are quantized.
+        """
+        scales = tuple(each for each in base.collectives if each.phase == "forward" and each.kind == "all_reduce")
+        gathers = (each for each in self.plain.collectives if each.phase == "forward")
+        return (*scales, *gathers, *scales, *(each for each in base.collectives if each.phase != "forward"))
 
     def _referenced(self) -> tuple[Tensor, ...]:
         """What local variables reference: of `LoRALinear.forward` the input of the adapter, of the experts the rows they received.
@@ -176,9 +192,9 @@ class AdaptedLayer:
         """What the first projection saves: the tensor that the trained layer would save, complete, or the output of the dropout."""
         if self.adapters.dropout:
             return (replace(self._read(), name="input after dropout", made_in=f"{self.path}.adapter.dropout"),)
-        read = next((each for each in self.base.saved if each.for_weight), None)
+        read = next((each for each in self.plain.saved if each.for_weight), None)
         if read is None:  # a norm that is computed again keeps it
-            read = next(each for each in self.base.saved if each.name == "input")
+            read = next(each for each in self.plain.saved if each.name == "input")
         whole = self._read()
         if not self.input_gradient and self._splits_input:  # the module before it saves nothing
             read = replace(read, shares="")

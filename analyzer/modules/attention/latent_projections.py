@@ -105,7 +105,7 @@ def up_projection(shapes: Shapes, name: str, *, width: int, source_width: int, n
             queries if keys_and_values else latent,  # the gradients of these are computed first
             *recomputed,
             *(_recomputed_and_gradients(shapes) if dropped else ()),
-            *output_gradient(shapes, shapes.wide("output gradient", width, "a·d/t")),
+            *output_gradient(shapes, shapes.wide("output gradient", width, "a·d/t"), fused=normed),
             compressed(shapes, "input gradient", source_width, gathered=True),
             *((compressed(shapes, "scattered input gradient", source_width),) if shapes.sp else ()),
             *at_weight_gradient(

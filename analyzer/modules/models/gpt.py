@@ -137,7 +137,8 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
         return parts
     from analyzer.modules.adapters.insertion import with_adapters
 
-    return with_adapters(parts, inputs, kind)
+    plain = parts if inputs.fp8 is None else parts_function(inputs.model.family)(replace(inputs, fp8=None), kind)
+    return with_adapters(parts, inputs, kind, in_16_bit=plain)
 
 
 def parts_function(family: Family) -> Callable[[ModuleInputs, ChunkKind], Parts]:

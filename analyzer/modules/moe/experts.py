@@ -170,7 +170,10 @@ def _fc1(sizes: _Experts, *, saved_after: tuple[Tensor, ...]) -> Module:
     received = _by_expert(routing, received) if routing.pads and shapes.fp8 is None else received
     read, split_at_once = sizes.at_once(received)
     output = routing.row_tensor("output gradient", sizes.rows_at_once, sizes.gates * sizes.width)
-    gradients = (*output_gradient(shapes, output, split=split_at_once), *expert_weight_gradients(routing, shape))
+    gradients = (
+        *output_gradient(shapes, output, split=split_at_once, fused=moe.grouped_gemm),
+        *expert_weight_gradients(routing, shape),
+    )
     original = _saves_original_input(routing)
     return Module(
         name="linear_fc1",
@@ -325,7 +328,7 @@ def _fc2(sizes: _Experts) -> Module:
             (
                 *((activated, *_factors(sizes)) if dropped else ()),
                 *sizes.copied_output,
-                *output_gradient(shapes, gradient, split=split_at_once),
+                *output_gradient(shapes, gradient, split=split_at_once, fused=moe.grouped_gemm),
                 *for_weight(backward_input(shapes, activated, original=dropped, split=split_at_once)),
                 *(biased[:1] if moe.grouped_gemm else ()),
                 routing.row_tensor("input gradient", sizes.rows_at_once, width),

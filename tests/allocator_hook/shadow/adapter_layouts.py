@@ -29,6 +29,7 @@ _DEEPSEEK: Final = (
     f"{_COMPRESSED} {_EXPERTS} --moe-shared-expert-intermediate-size 256 --moe-layer-freq ([0]*1+[1]*3) "
     "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-dtype fp32 --moe-permute-fusion"
 )
+_E4M3: Final = "--fp8-format e4m3 --fp8-recipe"
 _SELECTIVE: Final = "--recompute-granularity selective --recompute-modules"
 _TP2: Final = "--tensor-model-parallel-size 2"
 _SP: Final = f"{_TP2} --sequence-parallel"
@@ -52,8 +53,8 @@ ADAPTERS: Final = {
         "cp2": f"{_LLAMA} --context-parallel-size 2 --info-lora 8",
         "full recompute": f"{_LLAMA} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
         "--info-lora 8",
-        "full recompute, tp2 sp": f"{_LLAMA} {_SP} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
-        "--info-lora 8",
+        "full recompute, tp2 sp": f"{_LLAMA} {_SP} --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1 --info-lora 8",
         "selective recompute": f"{_LLAMA} --recompute-granularity selective --recompute-modules core_attn mlp --info-lora 8",
         "without fused accumulation, tp2 sp": f"{_LLAMA} {_SP} --no-gradient-accumulation-fusion --info-lora 8",
         "experts": f"{_LLAMA} {_EXPERTS} --info-lora 8",
@@ -95,6 +96,16 @@ ADAPTERS: Final = {
         "--recompute-num-layers 1 --info-lora 8:linear_qkv",
         "mtp, pp2": f"{_LLAMA} --pipeline-model-parallel-size 2 --mtp-num-layers 1 --info-lora 8:linear_qkv,linear_fc1",
         "frozen experts, fused permutation": f"{_LLAMA} {_EXPERTS} --moe-permute-fusion --info-lora 8:linear_qkv",
+        "fp8, delayed": f"{_LLAMA} --fp8-format hybrid --fp8-recipe delayed --info-lora 16",
+        "fp8, tensorwise": f"{_LLAMA} {_E4M3} tensorwise --info-lora 16",
+        "fp8, mxfp8": f"{_LLAMA} {_E4M3} mxfp8 --info-gpu B200 --info-lora 16",
+        "fp8, tensorwise, tp2 sp": f"{_LLAMA} {_SP} {_E4M3} tensorwise --info-lora 16",
+        "fp8, blockwise, tp2 sp": f"{_LLAMA} {_SP} {_E4M3} blockwise --info-lora 16",
+        "fp8, mxfp8, tp2 sp": f"{_LLAMA} {_SP} {_E4M3} mxfp8 --info-gpu B200 --info-lora 16",
+        "fp8, tensorwise, tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 {_E4M3} tensorwise --info-lora 16",
+        "fp8, experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_E4M3} blockwise --info-lora 16",
+        "fp8, frozen experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_E4M3} blockwise --info-lora 16:linear_qkv,linear_proj",
+        "fp8, first and last layers in 16 bit": f"{_LLAMA} {_E4M3} tensorwise --first-last-layers-bf16 --info-lora 16",
         "engine": f"{_LLAMA} --info-lora 8",
         "engine, tp2": f"{_LLAMA} {_TP2} --info-lora 8",
         "engine, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",

@@ -125,7 +125,8 @@ def test_an_unknown_layer_is_refused() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "--info-lora 8 --fp8-format hybrid --transformer-impl transformer_engine",
+        "--info-lora 8 --fp8-format hybrid --fp8-param-gather",
+        "--info-lora 8 --fp8-format hybrid --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
         "--info-lora 8 --optimizer-cpu-offload --use-precision-aware-optimizer",
         "--info-lora 8 --transformer-impl local",
     ],
@@ -140,6 +141,18 @@ def test_latent_attention_has_adapters_of_all_projections_or_none() -> None:
     words = LLAMA_8B.replace("--group-query-attention --num-query-groups 8", MLA)
     report = analyze([*f"--nproc-per-node 8 pretrain_gpt.py {words} --info-lora 8:linear_kv_up_proj --info-gpu H100-80GB".split()])
     assert "for some of the projections of multi-latent attention only" in report.job.withheld[0]
+
+
+def test_frozen_weights_in_fp8_have_a_16_bit_input_beside_them() -> None:
+    """By hand for each layer: the adapter of qkv saves the 16-bit output of the norm, and the frozen layer an FP8 copy of it."""
+    job = job_of(f"{LLAMA_8B} --fp8-format hybrid", base="")
+    spec = AdapterSpec(rank=16, targets=("linear_qkv",))
+    tree = predict(replace(job, model=replace(job.model, adapters=spec))).ranks[0].trees[0]
+    last = tree.children[-3].children[-2]
+    (qkv,) = (module for _, module in last.walk() if module.kind is ModuleKind.QKV)
+    (adapter,) = (module for _, module in last.walk() if module.kind is ModuleKind.ADAPTER_IN)
+    assert total_bytes(adapter.saved) == 2 * 8192 * 4096
+    assert sum(each.bytes for each in qkv.saved if "in fp8" in each.name and "scales" not in each.name) == 8192 * 4096
 
 
 def test_a_frozen_model_needs_less_time() -> None:
