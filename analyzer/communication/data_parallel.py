@@ -27,8 +27,10 @@ def data_parallel_calls(job: TrainingJob, pipeline_rank: int, buffers: Sequence[
         for buffer in chunk:
             counts.update(_calls(job, buffer))
     if not job.optimizer.overlap_param_gather and job.megatron != "2023" and not job.optimizer.facts.orthogonalizes:
-        # dense and expert parameters have separate optimizers, and each gathers the full chunk (`step_with_ready_grads`)
-        optimizers = len({buffer.group for chunk in buffers for buffer in chunk})
+        # dense and expert parameters have separate optimizers, and each gathers the full chunk (`step_with_ready_grads`), also that
+        # of dense parameters if none of them is trained
+        groups = {buffer.group for chunk in buffers for buffer in chunk}
+        optimizers = max(len(groups), 2 if "edp" in groups else 1)
         for call in counts:
             counts[call] *= optimizers if call.phase == "parameter" else 1
     for call, count in counts.items():

@@ -58,6 +58,7 @@ ADAPTERS: Final = {
         "selective recompute": f"{_LLAMA} --recompute-granularity selective --recompute-modules core_attn mlp --info-lora 8",
         "without fused accumulation, tp2 sp": f"{_LLAMA} {_SP} --no-gradient-accumulation-fusion --info-lora 8",
         "experts": f"{_LLAMA} {_EXPERTS} --info-lora 8",
+        "experts only": f"{_LLAMA} {_EXPERTS} --info-lora 8:linear_fc1,linear_fc2",
         "experts on one rank": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 1 --info-lora 8",
         "shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --info-lora 8",
         "shared experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 --info-lora 8",
