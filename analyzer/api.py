@@ -278,7 +278,16 @@ def report_of(launch: Launch) -> Report:
     from analyzer.predict import predict
 
     report = replace(predict(launch.job, note=launch.note), command=launch.command)
-    return with_advice(with_time(report, launch), launch)
+    return with_advice(with_time(with_phases(report), launch), launch)
+
+
+def with_phases(report: Report) -> Report:
+    """The report with the memory of the phases of reinforcement learning."""
+    if report.job.tuning.objective != "reinforcement":
+        return report
+    from analyzer.phases.estimate import phases  # imported for such launches only
+
+    return replace(report, phases=phases(report))
 
 
 def with_time(report: Report, launch: Launch) -> Report:

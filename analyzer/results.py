@@ -156,6 +156,24 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseMemory:
+    """The memory of a phase of an iteration of reinforcement learning, on the rank that needs the most in it."""
+
+    name: str
+    """update, or the name of a phase in `analyzer.specs.fine_tuning`."""
+    rank: int
+    device_bytes: int
+    states_bytes: int
+    """Of it: model states of the training that stay on the GPU, workspaces, and weights of other models."""
+    forward_bytes: int
+    """Of it: activations, logits and temporary tensors."""
+    engine_bytes: int
+    """Of it: the inference engine, and the buffers that send weights to it."""
+    host_bytes: int
+    """Bytes of this rank in host memory: states and weights that were moved there."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Advice:
     """A change of options, and the device memory of the highest-memory rank with it."""
 
@@ -274,6 +292,8 @@ class Report:
     """The assumptions about options that are given: they are not modelled in full, or have no effect."""
     unknown: tuple[str, ...] = ()
     """What the launch does not say or this program does not know, one sentence each. The report begins with them."""
+    phases: tuple[PhaseMemory, ...] = ()
+    """The update and the other phases of reinforcement learning; empty for other launches."""
     newest: NewestRelease | None = None
     """Set if the release is assumed."""
     timelines: tuple[Timeline, ...] = ()

@@ -19,6 +19,15 @@ DTYPE_BYTES: Final[dict[str, float]] = {
 }  # fmt: skip
 
 
+def share_of(text: str) -> float | None:
+    """The number from 0 to 1 that a text is; None if it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value <= 1 else None
+
+
 def natural(text: str) -> int | None:
     """The number that `text` writes in decimal digits; None if it is no number, or has more digits than MAX_DIGITS.
 

@@ -40,6 +40,7 @@ LAYERS = (
     {"predict"},
     {"time"},
     {"layout_search", "inference"},
+    {"phases"},
     {"report"},
     {"api"},
     {"cli"},

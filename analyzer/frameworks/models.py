@@ -25,12 +25,14 @@ class NamedModel:
 
 
 def named_model(setting: str, name: str, *, folder: Path) -> NamedModel:
-    """The model that `setting` names. Raises UnsupportedError for a model that is no GPT.
+    """The model that `setting` names. Raises UnsupportedError for the name of a model that is neither published nor a GPT.
 
     A name that is neither a published model nor a folder is left to the reader of configurations, which refuses it.
     """
-    refuse_other_model(setting, name)
-    found = published_model(name) or name
+    published = published_model(name)
+    if published is None:
+        refuse_other_model(setting, name)
+    found = published or name
     experts = _has_experts(found, folder)
     return NamedModel(found, _OF_EXPERTS if experts else (), experts)
 

@@ -20,8 +20,8 @@ from analyzer.frameworks.yaml_files import Files, Tree, get, merge, normal, over
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
-from analyzer.specs.fine_tuning import FineTuning, Phase
-from analyzer.units import natural
+from analyzer.specs.fine_tuning import Engine, FineTuning, ForwardPass, Phase, StatePart
+from analyzer.units import natural, share_of
 
 _METHODS: Final = {
     "grpo": "GRPO",
@@ -151,7 +151,7 @@ def _what(method: str) -> str:
 
 def _withheld(method: str, found: Words) -> tuple[str, ...]:
     reasons = [*found.withheld()]
-    if method == "sft":
+    if method in ("sft", "dpo"):
         reasons.append("the log-probabilities of NeMo-RL's loss are counted as a cross entropy of Megatron-LM")
     return tuple(reasons)
 
@@ -278,7 +278,8 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
     if method in ("sft", ""):
         return FineTuning(adapter=adapter, frozen=frozen)
     if method in ("dpo", "rm"):
-        reference = (Phase(name="reference"),) if method == "dpo" else ()
+        # the reference model is in host memory, and takes the place of the trained one before the update
+        reference = (Phase(name="reference", weights="swapped"),) if method == "dpo" else ()
         return FineTuning(
             objective="preference" if method == "dpo" else "reward",
             method=_METHODS[method],
@@ -287,14 +288,7 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
             phases=reference,
             sequences_per_sample=2,
         )
-    colocated = is_true(get(tree, "policy.generation.colocated.enabled", True))
-    phases = [Phase(name="rollout", on_same_gpus=colocated), Phase(name="refit")]
-    if method != "distillation":
-        phases.insert(0, Phase(name="log-probabilities"))
-        if get(tree, "loss_fn.reference_policy_kl_penalty", 0):
-            phases.append(Phase(name="reference", offloaded=True))
-    else:
-        phases.append(Phase(name="teacher"))
+    phases = [*_phases(tree)] if method != "distillation" else [*_rollout(tree), Phase(name="teacher")]
     if method == "ppo":
         phases.append(Phase(name="critic"))
     return FineTuning(
@@ -304,3 +298,46 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
         frozen=frozen,
         phases=tuple(phases),
     )
+
+
+def _phases(tree: Tree) -> Iterator[Phase]:
+    """The phases of reinforcement learning beside the update.
+
+    Source: models/policy/workers/megatron_policy_worker.py (`prepare_for_lp_inference`, `use_reference_model`,
+    `offload_before_refit`, `offload_after_refit`) and distributed/model_utils.py (`DistributedLogprob`).
+    """
+    policy = table(tree, "policy")
+    away: set[StatePart] = {"gradients"}
+    away |= {"optimizer"} if is_true(policy.get("offload_optimizer_for_logprob")) else set()
+    tokens = _logprob_tokens(policy)
+    # fp32 logits, less their maximum, and the exponentials; in chunks only the conversion to fp32, unless that is deferred
+    deferred = is_true(get(policy, "megatron_cfg.defer_fp32_logits", False))
+    each = (2 if deferred else 6) if policy.get("logprob_chunk_size") else 12
+    work = ForwardPass(tokens=tokens, logit_bytes=each) if tokens else None
+    yield Phase(name="log-probabilities", on_host=frozenset(away), work=work)
+    if get(tree, "loss_fn.reference_policy_kl_penalty", 0):
+        yield Phase(name="reference", weights="swapped", on_host=frozenset(away), work=work)
+    yield from _rollout(tree)
+
+
+def _logprob_tokens(policy: Tree) -> int | None:
+    """Tokens of a microbatch of the pass for log-probabilities."""
+    for packing in ("sequence_packing", "dynamic_batching"):
+        if is_true(get(policy, f"{packing}.enabled", False)):
+            return natural(str(get(policy, f"{packing}.logprob_mb_tokens", "")))
+    length, samples = (natural(str(policy.get(key))) for key in ("max_total_sequence_length", "logprob_batch_size"))
+    return length * samples if length and samples else None
+
+
+def _rollout(tree: Tree) -> Iterator[Phase]:
+    """The rollout and the refit. Only vLLM takes a given share of the GPU."""
+    generation = table(tree, "policy.generation")
+    colocated = is_true(get(generation, "colocated.enabled", True))
+    share = share_of(str(get(generation, "vllm_cfg.gpu_memory_utilization", "")))
+    engine = None
+    if share is not None and get(generation, "backend", "vllm") == "vllm":
+        engine = Engine(gpu_share=share, tensor=natural(str(get(generation, "vllm_cfg.tensor_parallel_size", 1))) or 1)
+    away: set[StatePart] = {"gradients"}
+    away |= {"optimizer"} if is_true(get(tree, "policy.offload_optimizer_for_refit", True)) else set()
+    yield Phase(name="rollout", on_same_gpus=colocated, on_host=frozenset({"parameters", *away}), work=engine)
+    yield Phase(name="refit", on_same_gpus=colocated, on_host=frozenset(away), work=engine)

@@ -21,8 +21,8 @@ from analyzer.frameworks.yaml_files import Files, Tree, get, merge, normal, over
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
-from analyzer.specs.fine_tuning import Adapter, FineTuning, Objective, Phase
-from analyzer.units import natural
+from analyzer.specs.fine_tuning import ALL_STATES, Adapter, Engine, FineTuning, ForwardPass, Objective, Phase
+from analyzer.units import natural, share_of
 
 _TRAINED: Final = ("actor_train", "student_train", "student", "sft_train", "dpo_train")
 """Keys of the worker that trains."""
@@ -170,18 +170,25 @@ def _pipeline(config: Tree) -> list[str]:
 def _world(worker: Tree, role: str) -> World:
     """The GPUs of `device_mapping`. Raises InputError for an expression that is none."""
     text = str(worker.get("device_mapping"))
-    size, end = 0, 0
+    devices = _devices(text)
+    if not devices:
+        raise InputError(f"{role}.device_mapping", f"{text!r} is no list of GPUs", "write list(range(0,8)), for example")
+    return World.of(len(devices))
+
+
+def _devices(text: str) -> list[int]:
+    """The GPUs that a value of `device_mapping` lists; none if it is no such expression."""
+    listed: list[int] = []
+    end = 0
     for found in _RANGE.finditer(text):
         if found.start() != end:
-            break
+            return []
         end = found.end()
         if found[2]:
-            size += int(found[2]) - int(found[1] or 0)
+            listed += range(int(found[1] or 0), int(found[2]))
         elif found[3] is not None:
-            size += len([each for each in found[3].split(",") if each.strip()])
-    if end != len(text) or size < 1:
-        raise InputError(f"{role}.device_mapping", f"{text!r} is no list of GPUs", "write list(range(0,8)), for example")
-    return World.of(size)
+            listed += [int(each) for each in found[3].split(",") if each.strip()]
+    return listed if end == len(text) else []
 
 
 def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> tuple[list[str], list[str]]:
@@ -231,20 +238,63 @@ def _tuning(tree: Tree, role: str, worker: Tree) -> FineTuning:
         return FineTuning(
             objective="preference", method="DPO", adapter=adapter, frozen=frozen, phases=phases, sequences_per_sample=2
         )
-    phases_of: list[Phase] = []
-    trained = str(worker.get("device_mapping"))
-    for key, name in (("reference", "reference"), ("critic", "critic"), ("teacher", "teacher"), ("actor_infer", "rollout")):
-        other = table(tree, key)
-        if other:
-            same = str(other.get("device_mapping", trained)) == trained
-            phases_of.append(Phase(name=name, on_same_gpus=same))  # type: ignore[arg-type]
+    phases_of = [*_other_phases(tree, worker)]
     objective: Objective = "distillation"
     if role == "actor_train" or "actor_infer" in tree:
         objective = "reinforcement"
-        phases_of = [Phase(name="log-probabilities"), *phases_of, Phase(name="refit")]
+        tokens = _infer_tokens(tree, worker)
+        # `state_offload_manger` loads the parameters only; fp32 logits and what their cross entropy and entropy make of them
+        work = ForwardPass(tokens=tokens, logit_bytes=12) if tokens else None
+        first = Phase(name="log-probabilities", on_host=frozenset({"gradients", "optimizer"}), work=work)
+        phases_of = [first, *phases_of]
     estimator = str(tree.get("adv_estimator", "")).upper()
     method = {"GAE": "PPO"}.get(estimator, estimator) if objective == "reinforcement" else "distillation"
     return FineTuning(objective=objective, method=method, adapter=adapter, frozen=frozen, phases=tuple(phases_of))
+
+
+def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
+    """The phases of other workers. Workers on the same GPUs move all of their states to the host after their work.
+
+    Source: roll/pipeline/base_worker.py (`state_offload_manger`) and roll/pipeline/rlvr/rlvr_pipeline.py.
+    """
+    trained = str(worker.get("device_mapping"))
+    of_training = {*_devices(trained)}
+    for key, name in (("reference", "reference"), ("critic", "critic"), ("teacher", "teacher"), ("actor_infer", "rollout")):
+        other = table(tree, key)
+        if not other:
+            continue
+        same = not of_training.isdisjoint(_devices(str(other.get("device_mapping", trained))))
+        if name == "reference":
+            tokens = _infer_tokens(tree, other)
+            work = ForwardPass(tokens=tokens, logit_bytes=6) if tokens and _same_layout(other, worker) else None
+            yield Phase(name="reference", on_same_gpus=same, weights="host" if work else None, on_host=ALL_STATES, work=work)
+        elif name == "rollout":
+            config = table(other, "strategy_args.strategy_config")
+            share = share_of(str(config.get("gpu_memory_utilization", config.get("mem_fraction_static", ""))))
+            tensor = natural(str(config.get("tensor_parallel_size", other.get("num_gpus_per_worker")))) or 1
+            engine = Engine(gpu_share=share, tensor=tensor) if share is not None else None
+            yield Phase(name="rollout", on_same_gpus=same, on_host=ALL_STATES, work=engine)
+            yield Phase(name="refit", on_same_gpus=same, on_host=ALL_STATES - {"parameters"}, work=engine)
+        else:
+            yield Phase(name=name, on_same_gpus=same)  # type: ignore[arg-type]
+
+
+def _infer_tokens(tree: Tree, worker: Tree) -> int | None:
+    """Tokens of a microbatch without gradients."""
+    if is_true(worker.get("use_dynamic_batching_in_infer")):
+        return natural(str(worker.get("max_tokens_per_microbatch_in_infer")))
+    length = sum(natural(str(tree.get(key))) or 0 for key in ("prompt_length", "response_length"))
+    length = natural(str(tree.get("sequence_length"))) or length
+    return (natural(str(worker.get("infer_batch_size"))) or 1) * length or None
+
+
+def _same_layout(worker: Tree, trained: Tree) -> bool:
+    """Whether another worker runs Megatron-LM with the layout of the training."""
+    if not str(get(worker, "strategy_args.strategy_name")).startswith("megatron"):
+        return False
+    layouts = (table(each, "strategy_args.strategy_config") for each in (worker, trained))
+    sizes = [tuple(natural(str(config.get(name))) or 1 for name in _MODEL_PARALLEL) for config in layouts]
+    return sizes[0] == sizes[1]
 
 
 def _adapter(worker: Tree, role: str) -> Adapter | None:

@@ -22,8 +22,8 @@ from analyzer.frameworks.recognize import YAML
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
-from analyzer.specs.fine_tuning import Adapter, FineTuning, Phase
-from analyzer.units import natural
+from analyzer.specs.fine_tuning import Adapter, Engine, FineTuning, ForwardPass, Phase, StatePart
+from analyzer.units import MIB, natural, share_of
 
 _ACTOR: Final = "actor_rollout_ref.actor."
 _SIZES: Final = {
@@ -167,23 +167,77 @@ def _tuning(settings: Mapping[str, str], names: _Names) -> FineTuning:
     )
     if names is _OF_TUNING:
         return FineTuning(adapter=adapter, frozen=frozen)
-    apart = settings.get("actor_rollout_ref.hybrid_engine", "True") == "False"
-    phases = [Phase(name="log-probabilities"), Phase(name="rollout", on_same_gpus=not apart)]
-    if "True" in (settings.get(f"{_ACTOR}use_kl_loss"), settings.get("algorithm.use_kl_in_reward")):
-        phases.append(Phase(name="reference", offloaded=settings.get("actor_rollout_ref.ref.megatron.param_offload") == "True"))
-    if settings.get("algorithm.adv_estimator", "gae") == "gae":
-        phases.append(Phase(name="critic", offloaded=settings.get("critic.megatron.param_offload") == "True"))
-    phases.append(Phase(name="refit", on_same_gpus=not apart))
-    if settings.get("distillation.enabled") == "True":
-        phases.append(Phase(name="teacher", on_same_gpus=False))
     method = settings.get("algorithm.adv_estimator", "gae").upper()
     return FineTuning(
         objective="reinforcement",
         method="PPO" if method == "GAE" else method,
         adapter=adapter,
         frozen=frozen,
-        phases=tuple(phases),
+        phases=tuple(_phases(settings, names, adapters=adapter is not None)),
     )
+
+
+def _phases(settings: Mapping[str, str], names: _Names, *, adapters: bool) -> Iterator[Phase]:
+    """The phases beside the update.
+
+    Sources: workers/engine/megatron/transformer_impl.py (`to`, `_lm_head_logits_processor`) and workers/engine_workers.py
+    (`update_weights`). Gradients are freed when parameters are moved to the host.
+    """
+
+    def on(name: str, default: str = "False") -> bool:
+        return settings.get(name, default) == "True"
+
+    apart = not on("actor_rollout_ref.hybrid_engine", "True")
+    optimizer: set[StatePart] = {"optimizer"} if on(f"{names.engine}optimizer_offload") else set()
+    moved: set[StatePart] = {"parameters", "gradients"} if on(f"{names.engine}param_offload") else set()
+    fused = on(f"{names.model}use_fused_kernels")
+    # fp32 logits, a copy for the log-probabilities, and that of the entropy; chunks of the last one are small
+    bytes_each = 0 if fused else 8 if on(f"{names.engine}entropy_from_logits_with_chunking") else 12
+    yield Phase(
+        name="log-probabilities",
+        on_host=frozenset(optimizer | moved - {"parameters"}),
+        work=ForwardPass(tokens=_tokens(settings, "rollout"), logit_bytes=bytes_each),
+    )
+    engine = Engine(
+        gpu_share=_share(settings, "actor_rollout_ref.rollout.gpu_memory_utilization", 0.5),
+        tensor=_count(settings, "actor_rollout_ref.rollout.tensor_model_parallel_size", 2),
+        stays=not on("actor_rollout_ref.rollout.free_cache_engine", "True"),
+        buffer_bytes=_count(settings, "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes", 2048) * MIB,
+    )
+    yield Phase(name="rollout", on_same_gpus=not apart, on_host=frozenset(optimizer | moved), work=engine)
+    if on(f"{_ACTOR}use_kl_loss") or on("algorithm.use_kl_in_reward"):
+        offloaded = on("actor_rollout_ref.ref.megatron.param_offload", str(bool(moved)))
+        yield Phase(
+            name="reference",
+            weights="shared" if adapters else "host" if offloaded else "own",
+            on_host=frozenset(optimizer | moved - ({"parameters"} if adapters else set())),
+            work=ForwardPass(tokens=_tokens(settings, "ref"), logit_bytes=0 if fused else 6),  # bf16, and then fp32
+        )
+    if settings.get("algorithm.adv_estimator", "gae") == "gae":
+        yield Phase(name="critic")
+    yield Phase(name="refit", on_same_gpus=not apart, on_host=frozenset(optimizer | moved - {"parameters"}), work=engine)
+    if on("distillation.enabled"):
+        yield Phase(name="teacher", on_same_gpus=False)
+
+
+def _tokens(settings: Mapping[str, str], role: str) -> int:
+    """Tokens of a microbatch of the pass for log-probabilities of the rollout or the reference model."""
+    prefix = f"actor_rollout_ref.{role}.log_prob_"
+    context = _count(settings, f"{_ACTOR}megatron.context_parallel_size", 1)
+    if settings.get(f"{prefix}use_dynamic_bsz", settings.get(f"{_ACTOR}use_dynamic_bsz", "False")) == "True":
+        most = _count(settings, f"{_ACTOR}ppo_max_token_len_per_gpu", 16384)
+        return _count(settings, f"{prefix}max_token_len_per_gpu", most) * context
+    length = _count(settings, "data.max_prompt_length", 512) + _count(settings, "data.max_response_length", 512)
+    return _count(settings, f"{prefix}micro_batch_size_per_gpu", 1) * length
+
+
+def _share(settings: Mapping[str, str], name: str, default: float) -> float:
+    """Raises InputError for a value that is no share."""
+    value = settings.get(name, str(default))
+    share = share_of(value)
+    if share is None:
+        raise InputError(name, f"{value!r} is not a number from 0 to 1", f"write {name}={default}")
+    return share
 
 
 def _adapter(settings: Mapping[str, str], names: _Names) -> Adapter | None:
@@ -309,14 +363,8 @@ def _batch_of_tuning(settings: Mapping[str, str], world: World) -> tuple[list[st
 
 
 def _not_counted(settings: Mapping[str, str], names: _Names) -> Iterator[str]:
-    if names is _OF_ACTOR:
-        yield "verl: the memory of the rollout is not counted, so the prediction is too low while it keeps its weights on the GPU."
-        if "True" in (settings.get(f"{_ACTOR}use_kl_loss"), settings.get("algorithm.use_kl_in_reward")):
-            yield "verl: the reference model is not counted, so the prediction is too low unless its parameters are offloaded."
-        if settings.get("algorithm.adv_estimator", "gae") == "gae":
-            yield "verl: the critic is not counted, so the prediction is too low unless it is offloaded or on other GPUs."
     if settings.get(f"{names.model}use_fused_kernels") == "True":
         yield f"{names.model}use_fused_kernels: whole logits are counted, so the prediction is too high."
     for part in ("param", "grad", "optimizer"):
-        if settings.get(f"{names.engine}{part}_offload") == "True":
+        if names is _OF_TUNING and settings.get(f"{names.engine}{part}_offload") == "True":
             yield f"{names.engine}{part}_offload is not counted: the memory is that of an update, when everything is on the GPU."

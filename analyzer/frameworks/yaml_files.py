@@ -182,8 +182,17 @@ def _register(config: Any, environ: Mapping[str, str]) -> None:
         "min": lambda a, b: min(a, b),
         "oc.env": lambda variable, *default: environ.get(variable, *default),
     }
+    register = config.register_resolver if _is_renamed(config) else config.register_new_resolver
     for resolver, function in resolvers.items():
-        config.register_new_resolver(resolver, function, replace=True)
+        register(resolver, function, replace=True)
+
+
+def _is_renamed(config: Any) -> bool:
+    """Whether OmegaConf has its later name of `register_new_resolver` (2.4); before 2.4 that name is of an older function."""
+    from inspect import signature
+
+    found = getattr(config, "register_resolver", None)
+    return found is not None and "replace" in signature(found).parameters
 
 
 def _copy(value: Any) -> Any:

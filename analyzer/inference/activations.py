@@ -90,14 +90,14 @@ def _branch_bytes(layer: Module, child: Module, attention: AttentionStep) -> int
     hidden = attention.hidden
     if child.kind is ModuleKind.ATTENTION:
         found = attention.bytes_of(child)
-        return hidden + (_largest_module(child) if found is None else found)
+        return hidden + (largest_module(child) if found is None else found)
     residual = 2 * hidden if child.kind in FEED_FORWARD_BRANCH else hidden
     if any(each.kind is ModuleKind.EXPERTS for each in child.children):
-        return residual + _experts_bytes(layer, child)
-    return residual + _largest_module(child)
+        return residual + experts_bytes(layer, child)
+    return residual + largest_module(child)
 
 
-def _experts_bytes(layer: Module, moe: Module) -> int:
+def experts_bytes(layer: Module, moe: Module) -> int:
     """Bytes while the second layer of the experts runs: normalized tokens, their permutations, and all outputs of the experts."""
     tensors = [tensor for each in layer.children if each.kind is ModuleKind.FEED_FORWARD_NORM for tensor in each.forward_workspace]
     for part in moe.children:
@@ -110,12 +110,12 @@ def _experts_bytes(layer: Module, moe: Module) -> int:
     return sum(map(_size, tensors))
 
 
-def _largest_module(module: Module) -> int:
+def largest_module(module: Module) -> int:
     """The bytes of the module without children that has the most, with the workspaces of the modules around it."""
     if not module.children:
         return _working_set(module)
     around = sum(map(_size, module.forward_workspace))
-    return around + max(_largest_module(child) for child in module.children)
+    return around + max(largest_module(child) for child in module.children)
 
 
 def _working_set(module: Module) -> int:

@@ -160,7 +160,7 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     from analyzer.launch.derive.adapters import adapter_spec  # imported for fine-tuning only
 
     adapters, reason = adapter_spec(tuning.adapter, job)
-    withheld = dict.fromkeys([*job.withheld, *([reason] if reason else []), *tuning.not_counted()])
+    withheld = dict.fromkeys([*job.withheld, *([reason] if reason else []), *tuning.not_counted(pipeline=job.parallel.pipeline)])
     if adapters is not None:
         launch.assume(
             f"LoRA adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as those of "

@@ -22,6 +22,7 @@ from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
 from analyzer.specs import TrainingJob
 from analyzer.specs.release_changes import torch_behavior
+from analyzer.states.buffers.parameter_order import sum_of_parameters
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
 
 GROUPED_GEMM_STREAMS: Final = 4
@@ -108,6 +109,7 @@ def _listed(context: _Context) -> tuple[Workspace, ...]:
         _gemm_workspaces(context),
         _global_buffer(context),
         _offloading_and_fsdp(context),
+        _reference_weights(context),
         _dummy_weight_gradients(context),
         _fp8_copies(context),
         _rope_tables(context),
@@ -273,6 +275,22 @@ def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:
         gathered, reduced = map(max, zip(*(pool_bytes(job, tree) for tree in context.trees), strict=True))
         yield Workspace("double buffer of gathered parameters", gathered, LINEAR, "forward")
         yield Workspace("double buffer of unsharded gradients", reduced, LINEAR, "backward")
+
+
+def _reference_weights(context: _Context) -> Iterator[Workspace]:
+    """Weights of reference models, each in an allocation of its own: they have no buffers, because nothing trains them.
+
+    Source: `prepare_model` in swift/megatron/trainers/rlhf_mixin.py of ms-swift 4.6. Their forward runs before that of the trained
+    model and keeps no tensors, so that it needs no more.
+    """
+    copies = context.job.tuning.reference_copies
+    if copies:
+        size = sum(times * module.derived(_weight_bytes) for module, times in context.modules)
+        yield Workspace("weights of the reference model", copies * size, FROM_START, "forward")
+
+
+def _weight_bytes(tree: Module) -> int:
+    return sum_of_parameters(tree, lambda each: round_up(dtype_bytes(each.dtype, each.numel), BLOCK))
 
 
 def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:

@@ -18,6 +18,7 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.rules import check_job
 
 REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
+_LONGEST: Final = "each sample is counted with the longest length, with which it would not fit; shorter samples need less"
 FULL_LISTS_UP_TO: Final = 4096
 """World size up to which all groups are listed; beyond it each list has about this many ranks."""
 
@@ -39,6 +40,8 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
         ranks, sentence = widen(job, job.assumed_vocabulary, ranks)
         unknown = (*unknown, sentence)
     outcome = verdict(ranks, job.hardware, note=note, withheld=job.withheld)
+    if outcome.fits is False and job.tuning.longest_counted:
+        outcome = verdict(ranks, job.hardware, note=note, withheld=(_LONGEST,))
     listed, truncated = _groups(job)
     unsharded = full_model(job)
     counts = parameter_counts(job.model, unsharded)

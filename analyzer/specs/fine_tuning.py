@@ -1,7 +1,7 @@
 """What a launch trains beside, or instead of, all parameters of one model: adapters, frozen parts, and phases with other models.
 
-The readers of launches fill these records. `analyzer.launch.derive.adapters` reads the adapters. No formula uses the rest:
-`not_counted` says so in the report.
+The readers of launches fill these records. `analyzer.launch.derive.adapters` reads the adapters, `analyzer.memory.workspaces` the
+weights of a reference model, and `analyzer.phases` the phases. `not_counted` says in the report what no formula counts.
 """
 
 from __future__ import annotations
@@ -54,6 +54,34 @@ class Adapter:
     """The setting that turns the adapters on, as the launch writes it."""
 
 
+StatePart = Literal["parameters", "gradients", "optimizer"]
+"""Model states of the training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardPass:
+    """A pass without gradients over the samples of an iteration, with the layout of the training."""
+
+    tokens: int
+    """Tokens of a microbatch, on all context-parallel ranks together."""
+    logit_bytes: int
+    """Bytes at the peak for each logit of a rank: the logits in each dtype, and copies of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """The inference engine of a rollout on the GPUs of the training."""
+
+    gpu_share: float
+    """The part of the memory of a GPU that it takes while it generates."""
+    tensor: int
+    """Tensor-parallel size, with which its weights are split."""
+    stays: bool = False
+    """Whether its memory stays allocated during the update."""
+    buffer_bytes: int = 0
+    """Buffers through which weights are sent to it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of an iteration of reinforcement learning or distillation beside the update, and another model."""
@@ -61,8 +89,19 @@ class Phase:
     name: PhaseName
     on_same_gpus: bool = True
     """Whether it runs on the GPUs of the update, or other GPUs hold it."""
-    offloaded: bool = False
-    """Whether its weights are in host memory during the update."""
+    weights: Literal["own", "shared", "host", "swapped"] | None = None
+    """Of another model. own: in memory of the GPU, throughout. shared: those of the trained model, without its adapters. host: in
+    host memory, except in this phase. swapped: in host memory, and in this phase in the place of those of the trained model. None
+    if they are not counted."""
+    on_host: frozenset[StatePart] = frozenset()
+    """States of the training that are not on the GPU during this phase."""
+    work: ForwardPass | Engine | None = None
+    """What runs in it; None if that is not known, and not counted."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether the memory of the phase is counted, if it runs on the GPUs of the update."""
+        return self.weights is not None or self.work is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,20 +117,38 @@ class FineTuning:
     phases: tuple[Phase, ...] = ()
     sequences_per_sample: int = 1
     """Sequences that the model reads for each sample: 2 for DPO, which compares a chosen and a rejected one."""
+    longest_counted: bool = False
+    """Whether each sample is counted with the longest length, and shorter ones need less memory: no packing, no padding to it."""
 
-    def not_counted(self) -> Iterator[str]:
-        """Why there is no verdict: fragments of a sentence, one for each part that is not modelled beside adapters."""
+    @property
+    def reference_copies(self) -> int:
+        """Other models with the sizes of the trained one, whose weights are on the GPU beside it during the update."""
+        return sum(phase.name == "reference" and phase.on_same_gpus and phase.weights == "own" for phase in self.phases)
+
+    def not_counted(self, *, pipeline: int) -> Iterator[str]:
+        """Why there is no verdict: fragments of a sentence, one for each part that is not modelled beside adapters.
+
+        `pipeline`: stages of the pipeline, between which a reference model sends messages too.
+        """
         if self.frozen:
             parts = ", ".join(self.frozen)
             yield f"{parts} freeze{'s' if len(self.frozen) == 1 else ''} parameters, which are counted as trained ones"
-        phases = list(dict.fromkeys(_PHASES[phase.name] for phase in self.phases if phase.on_same_gpus))
-        if phases:
-            listed = phases[0] if len(phases) == 1 else f"{', the '.join(phases[:-1])} and the {phases[-1]}"
-            method = f" ({self.method})" if self.method else ""
-            yield f"only the update is counted{method}, not the {listed}"
-        elif self.objective not in ("language model", "reinforcement"):
+        method = f" ({self.method})" if self.method else ""
+        estimated = any(each.on_same_gpus and each.work is not None for each in self.phases)
+        missing = list(dict.fromkeys(_PHASES[each.name] for each in self.phases if each.on_same_gpus and not each.counted))
+        if missing:
+            listed = missing[0] if len(missing) == 1 else f"{', the '.join(missing[:-1])} and the {missing[-1]}"
+            counted = "only the update and the phases below are" if estimated else "only the update is"
+            yield f"{counted} counted{method}, not the {listed}"
+        elif self.objective == "preference" and self.reference_copies:
+            if pipeline > 1:
+                yield f"the messages of the reference model between pipeline stages are not counted{method}"
+        elif self.objective not in ("language model", "reinforcement", "preference"):
             yield f"the loss of {self.method or self.objective} is counted as that of a language model"
+        if self.objective == "reinforcement" and estimated and not missing:
+            yield f"the phases beside the update{method} are estimates, listed below"
 
 
+ALL_STATES: Final[frozenset[StatePart]] = frozenset({"parameters", "gradients", "optimizer"})
 ALL_PARAMETERS: Final = FineTuning()
 """A training of all parameters of one model."""

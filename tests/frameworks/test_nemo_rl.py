@@ -89,8 +89,9 @@ def test_the_command_of_a_script_names_the_file(folder: Path) -> None:
 def test_the_update_alone_gets_no_verdict(folder: Path) -> None:
     found = job(folder, "recipes/llama.yaml")
     assert len(found.withheld) == 1
-    for part in ("GRPO", "log-probabilities", "reference model", "rollout"):
+    for part in ("GRPO", "log-probabilities", "rollout"):
         assert part in found.withheld[0]
+    assert {phase.name: phase.weights for phase in found.tuning.phases}["reference"] == "swapped"
     assert found.tuning.objective == "reinforcement"
 
 
@@ -107,7 +108,8 @@ def test_samples_of_dpo_are_two_sequences(folder: Path) -> None:
     words = ("~grpo", "policy.sequence_packing.enabled=false", "policy.train_micro_batch_size=1")
     found = job(folder, "dpo.yaml", *words)
     assert batch(found) == (2, 1024, 4096)
-    assert "reference model" in found.withheld[0]
+    assert "log-probabilities of NeMo-RL's loss" in found.withheld[0]
+    assert found.tuning.reference_copies == 0
 
 
 def test_adapters_are_read_and_unknown_keys_get_no_verdict(folder: Path) -> None:
@@ -160,3 +162,10 @@ def test_a_cycle_of_files_is_refused(tmp_path: Path) -> None:
 def test_unknown_keys_are_errors_with_strict(folder: Path) -> None:
     with pytest.raises(InputError, match="own_buffer: is not known"):
         job(folder, "recipes/llama.yaml", "policy.megatron_cfg.own_buffer=7", "--info-strict")
+
+
+def test_a_published_hybrid_is_read(folder: Path) -> None:
+    """The name of a Mamba hybrid in the catalogue is that of its configuration."""
+    found = job(folder, "recipes/llama.yaml", "policy.model_name=nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16")
+    assert found.model.hybrid is not None
+    assert found.model.num_layers == 52

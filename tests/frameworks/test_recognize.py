@@ -13,6 +13,8 @@ from analyzer.errors import InputError
 from analyzer.frameworks import yaml_files
 from analyzer.frameworks.prepare import framework_of, prepare
 from analyzer.frameworks.recognize import recognize
+from analyzer.memory.ranks import highest_rank
+from analyzer.predict.formula import predict
 from analyzer.script.stand_ins.python_command import trains
 from tests.frameworks.files import batch, job, layout, write
 
@@ -127,13 +129,39 @@ def test_a_file_of_ms_swift_is_its_command_line(tmp_path: Path) -> None:
         assert found.withheld == ()
 
 
-def test_preference_training_of_ms_swift_gets_no_verdict(tmp_path: Path) -> None:
-    """A sample of DPO is a chosen and a rejected sequence."""
-    words = "megatron rlhf --rlhf_type dpo --model Qwen/Qwen3-8B --micro_batch_size 1 --global_batch_size 16 --max_length 2048"
+def test_a_reference_model_has_the_weights_of_the_trained_one(tmp_path: Path) -> None:
+    """A sample of DPO is a chosen and a rejected sequence. A frozen copy of the model in bf16 stays on the GPU, unless adapters are
+    trained: then the reference is the model without them (swift/megatron/trainers/rlhf_mixin.py of ms-swift 4.6).
+    """
+    words = "megatron rlhf --model Qwen/Qwen3-8B --micro_batch_size 1 --global_batch_size 16 --max_length 2048 --rlhf_type".split()
+    dpo = job(tmp_path, *words, "dpo", "--info-world-size", "8")
+    assert batch(dpo) == (2, 32, 2048)
+    assert dpo.tuning.method == "DPO"
+    assert dpo.withheld == ()
+    parts = {part.name: part.bytes for part in highest_rank(dpo).memory.runtime_parts}
+    assert parts["weights of the reference model"] == pytest.approx(2 * 8_190_735_360, abs=512 * 1000)
+    lora = job(tmp_path, *words, "kto", "--tuner_type", "lora", "--info-world-size", "8")
+    assert lora.tuning.reference_copies == 0
+    assert lora.withheld == ()
+
+
+def test_a_second_sequence_of_kto_needs_no_gradients(tmp_path: Path) -> None:
+    words = "megatron rlhf --rlhf_type kto --model Qwen/Qwen3-8B --micro_batch_size 2 --global_batch_size 16 --max_length 2048"
+    assert batch(job(tmp_path, *words.split(), "--info-world-size", "8")) == (2, 16, 2048)
+
+
+def test_messages_of_a_reference_model_get_no_verdict(tmp_path: Path) -> None:
+    words = "megatron rlhf --rlhf_type dpo --model Qwen/Qwen3-8B --pipeline_model_parallel_size 2 --max_length 2048"
     found = job(tmp_path, *words.split(), "--info-world-size", "8")
-    assert batch(found) == (2, 32, 2048)
-    assert found.tuning.method == "DPO"
-    assert found.withheld == ("only the update is counted (DPO), not the reference model",)
+    assert found.withheld == ("the messages of the reference model between pipeline stages are not counted (DPO)",)
+
+
+@pytest.mark.parametrize(("packing", "state"), [("true", "does not fit"), ("false", None)])
+def test_samples_that_may_be_shorter_are_not_judged_not_to_fit(tmp_path: Path, packing: str, state: str | None) -> None:
+    words = "megatron sft --model Qwen/Qwen3-8B --micro_batch_size 8 --global_batch_size 64 --max_length 32768 --info-gpu H100-80GB"
+    verdict = predict(job(tmp_path, *words.split(), "--packing", packing, "--info-world-size", "8")).verdict
+    assert verdict.state == state
+    assert ("longest length" in verdict.withheld) is (state is None)
 
 
 def test_a_file_of_megatron_is_read_as_yaml_cfg(tmp_path: Path) -> None:

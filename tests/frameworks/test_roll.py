@@ -42,6 +42,12 @@ reference:
 """
 
 
+@pytest.mark.parametrize(("mapping", "same"), [("list(range(12,20))", True), ("list(range(16,24))", False), ("[15]", True)])
+def test_a_rollout_on_some_gpus_of_the_training_shares_them(folder: Path, mapping: str, same: bool) -> None:
+    found = job(folder, "examples/rlvr/config.yaml", f"actor_infer.device_mapping={mapping!r}")
+    assert {phase.on_same_gpus for phase in found.tuning.phases if phase.name in ("rollout", "refit")} == {same}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write(tmp_path, {"examples/config/envs.yaml": "max_steps: 5\n", "examples/rlvr/config.yaml": CONFIG})
@@ -63,7 +69,7 @@ def test_the_update_alone_gets_no_verdict(folder: Path) -> None:
     found = job(folder, "examples/rlvr/config.yaml")
     assert "REINFORCE" in found.withheld[0]
     phases = {phase.name: phase.on_same_gpus for phase in found.tuning.phases}
-    assert phases == {"log-probabilities": True, "reference": True, "rollout": False, "refit": True}
+    assert phases == {"log-probabilities": True, "reference": True, "rollout": True, "refit": True}
 
 
 def test_the_script_names_folder_and_file(folder: Path) -> None:

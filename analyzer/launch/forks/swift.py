@@ -65,8 +65,10 @@ def model_of(given: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[s
     if flag is None:
         return None
     named = launch.word(flag) or ""
-    refuse_other_model(flag, named)
-    return _published(named)
+    published = published_model(named)
+    if published is None:
+        refuse_other_model(flag, named)
+    return published or _published(named)
 
 
 def model_configuration(launch: LaunchOptions, flag: str) -> Reading:

@@ -5,16 +5,28 @@ Sources: swift/megatron/arguments/megatron_args.py and rlhf_args.py of ms-swift 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from analyzer.launch.forks.launch_options import LaunchOptions
-from analyzer.specs.fine_tuning import ALL_PARAMETERS, Adapter, FineTuning, Objective, Phase
-from analyzer.units import natural
+from analyzer.specs.fine_tuning import (
+    ALL_PARAMETERS,
+    ALL_STATES,
+    Adapter,
+    Engine,
+    FineTuning,
+    ForwardPass,
+    Objective,
+    Phase,
+    StatePart,
+)
+from analyzer.units import MIB, natural, share_of
 
 SWIFT: Final = "ms-swift"
 SLIME: Final = "slime"
-PAIRED: Final = ("dpo", "rm", "kto")
-"""Values of `--rlhf_type` whose samples are two sequences: a chosen and a rejected one, or for KTO one that estimates the KL."""
+PAIRED: Final = ("dpo", "rm")
+"""Values of `--rlhf_type` whose samples are two sequences: a chosen and a rejected one. Of KTO the second sequence, which estimates
+the KL divergence, is read without gradients (kto_trainer.py)."""
 _FALSE: Final = ("", "0", "0.0", "false", "no", "none", "null", "full")
 _OBJECTIVES: Final[dict[str, tuple[Objective, str]]] = {
     "dpo": ("preference", "DPO"),
@@ -50,24 +62,51 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
     task = launch.word("--task_type") or ""
     if task in _HEADS and not kind:
         objective, method = "classification", task
+    adapter = _swift_adapter(launch)
     phases: tuple[Phase, ...] = ()
-    if kind in _REFERENCED:
-        phases = (Phase(name="reference"),)
+    if kind in _REFERENCED:  # `null_ref_context`: with adapters the model without them
+        phases = (Phase(name="reference", weights="own" if adapter is None else "shared"),)
     elif objective == "distillation":
         phases = (Phase(name="teacher"),)
     elif objective == "reinforcement":
-        same = (launch.word("--vllm_mode") or "colocate") == "colocate"
-        reference = () if (launch.word("--beta") or "") in ("0", "0.0") else (Phase(name="reference"),)
-        phases = (Phase(name="log-probabilities"), *reference, Phase(name="rollout", on_same_gpus=same), Phase(name="refit"))
+        phases = tuple(_phases_of_swift(launch, adapters=adapter is not None))
     frozen = tuple(flag for flag in _FROZEN if launch.has(flag) and (launch.word(flag) or "").lower() not in _FALSE)
     return FineTuning(
         objective=objective,
         method=method,
-        adapter=_swift_adapter(launch),
+        adapter=adapter,
         frozen=frozen,
         phases=phases,
         sequences_per_sample=2 if kind in PAIRED else 1,
+        longest_counted=launch.has("--max_length") and not _true(launch, "--packing"),
     )
+
+
+def _phases_of_swift(launch: LaunchOptions, *, adapters: bool) -> Iterator[Phase]:
+    """The phases of GRPO beside the update. Sources: swift/megatron/trainers/{grpo_trainer,rollout_mixin,utils}.py.
+
+    The reference model stays on the GPU; with adapters it is the model without them. Log-probabilities are those of a microbatch.
+    """
+    same = (launch.word("--vllm_mode") or "colocate") == "colocate"
+    length = launch.integer("--max_length", 0) + launch.integer("--max_completion_length", 512)
+    tokens = launch.integer("--micro-batch-size", 1) * length
+    work = ForwardPass(tokens=tokens, logit_bytes=12)  # fp32 logits, less their maximum, and the exponentials
+    yield Phase(name="log-probabilities", work=work)
+    if (launch.word("--beta") or "") not in ("0", "0.0"):
+        yield Phase(name="reference", weights="shared" if adapters else "own", work=work)
+    moved: set[StatePart] = {"parameters", "gradients"} if _true(launch, "--offload_model") else set()
+    optimizer: set[StatePart] = {"optimizer"} if _true(launch, "--offload_optimizer") else set()
+    engine = Engine(
+        gpu_share=_number(launch.word("--vllm_gpu_memory_utilization"), 0.9),
+        tensor=launch.integer("--vllm_tensor_parallel_size", 1),
+        stays=launch.integer("--sleep_level", 0) == 0,
+    )
+    yield Phase(name="rollout", on_same_gpus=same, on_host=frozenset(moved | optimizer), work=engine)
+    yield Phase(name="refit", on_same_gpus=same, on_host=frozenset(optimizer | moved - {"parameters"}), work=engine)
+
+
+def _true(launch: LaunchOptions, flag: str) -> bool:
+    return (launch.word(flag) or "false").lower() not in _FALSE
 
 
 def _swift_adapter(launch: LaunchOptions) -> Adapter | None:
@@ -98,13 +137,32 @@ def _of_slime(launch: LaunchOptions) -> FineTuning:
     if launch.word("--loss-type") == "sft_loss":
         return FineTuning(adapter=adapter)
     same = launch.has("--colocate")
-    phases = [Phase(name="log-probabilities"), Phase(name="rollout", on_same_gpus=same), Phase(name="refit")]
-    if launch.has("--use-kl-loss") or _number(launch.word("--kl-coef"), 0.0) != 0:
-        phases.append(Phase(name="reference", offloaded=True))
+    phases = [*_phases_of_slime(launch, same=same)]
     estimator = launch.word("--advantage-estimator") or "grpo"
     if estimator == "ppo":
         phases.append(Phase(name="critic", on_same_gpus=same))
     return FineTuning(objective="reinforcement", method=estimator.upper(), adapter=adapter, phases=tuple(phases))
+
+
+def _phases_of_slime(launch: LaunchOptions, *, same: bool) -> Iterator[Phase]:
+    """The phases beside the update. With `--colocate` the training is not on the GPU while the engine generates.
+
+    Sources: backends/megatron_utils/{actor,loss}.py, utils/{arguments,tensor_backper}.py. The weights of the reference model are in
+    host memory, and replace those of the actor for its pass.
+    """
+    tokens = launch.integer("--log-probs-max-tokens-per-gpu", launch.integer("--max-tokens-per-gpu", 0))
+    tokens *= launch.integer("--context-parallel-size", 1)
+    # bf16 logits, and then fp32 with a contiguous copy of those of a sample
+    work = ForwardPass(tokens=tokens, logit_bytes=8) if tokens and launch.has("--use-dynamic-batch-size") else None
+    yield Phase(name="log-probabilities", work=work)
+    share = share_of(launch.word("--sglang-mem-fraction-static") or "")
+    tensor = launch.integer("--rollout-num-gpus-per-engine", 1)
+    buffer = launch.integer("--update-weight-buffer-size", 512 * MIB)
+    engine = Engine(gpu_share=share, tensor=tensor, buffer_bytes=buffer) if share is not None else None
+    yield Phase(name="rollout", on_same_gpus=same, on_host=ALL_STATES, work=engine)
+    yield Phase(name="refit", on_same_gpus=same, on_host=ALL_STATES - {"parameters"}, work=engine)
+    if launch.has("--use-kl-loss") or _number(launch.word("--kl-coef"), 0.0) != 0:
+        yield Phase(name="reference", weights="swapped", work=work)
 
 
 def _number(word: str | None, default: float) -> float:

@@ -41,6 +41,7 @@ def sections(report: Report, *, width: int, detail: Collection[str] = ()) -> lis
         *advice(report),
         *summary_section.warnings(report),
         *(_memory(report, width=width, full=not short) if short or "memory" in named else ()),
+        *(_phases(report) if short or "memory" in named else ()),
         *(_time(report, full=not short) if short or "time" in named else ()),
         *(_summary(report) if short else ()),
         *(groups_section.groups(report) if "groups" in named else ()),
@@ -53,6 +54,15 @@ def sections(report: Report, *, width: int, detail: Collection[str] = ()) -> lis
 
 def _memory(report: Report, *, width: int, full: bool) -> list[RenderableType]:
     return [*memory(report, width=width, full=full), *timelines(report, width=width, full=full)]
+
+
+def _phases(report: Report) -> list[RenderableType]:
+    """The section is imported only for launches with phases."""
+    if not report.phases:
+        return []
+    from analyzer.report.console.phases_section import phases
+
+    return phases(report)
 
 
 def _time(report: Report, *, full: bool) -> list[RenderableType]:

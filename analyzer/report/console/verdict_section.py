@@ -31,7 +31,7 @@ def _sentence(report: Report) -> tuple[str, str]:
     size = format_bytes(tightest.memory.device_bytes)
     needs = f"{rank} needs {size}"
     if result.withheld:
-        return f"No verdict: {result.withheld}. Counted as a training of all parameters, {rank} needs {size}.", BAD
+        return f"No verdict: {result.withheld}. {_counted(report)}, {rank} needs {size}.", BAD
     if result.fits is None or result.capacity_bytes is None or result.headroom_bytes is None:
         return f"No verdict: the GPU is not known. {rank.capitalize()} needs the most memory, {size}.", KEY
     of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
@@ -50,6 +50,14 @@ def _sentence(report: Report) -> tuple[str, str]:
     if result.fits:
         return f"It fits: {needs} {of}; {difference}.", GOOD
     return f"It does not fit: {needs}; {capacity_of(result)}; {difference}.", BAD
+
+
+def _counted(report: Report) -> str:
+    """What the memory of a report without a verdict is that of."""
+    if report.phases:
+        return "In the update"
+    trained = "adapters beside frozen weights" if report.parameters_adapters else "all parameters"
+    return f"Counted as a training of {trained}"
 
 
 def capacity_of(result: Verdict) -> str:

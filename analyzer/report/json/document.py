@@ -120,7 +120,7 @@ FORMATS: Final[Formats] = {
         "groups": _groups,
         **named("groups_truncated group_counts ranks"),
         "timelines": _timelines,
-        **named("communication communication_totals verdict time? advice assumptions newest_release=newest"),
+        **named("communication communication_totals verdict phases? time? advice assumptions newest_release=newest"),
         "warnings": _warnings,
     },
     SoftwareSpec: SOFTWARE,

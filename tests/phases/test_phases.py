@@ -1,0 +1,114 @@
+"""The memory of the phases of reinforcement learning, against figures worked out by hand.
+
+The model is Qwen2.5-1.5B: 1,543,714,304 parameters, hidden size 1536, 151,936 tokens, which verl does not pad. Sources of verl:
+workers/engine/megatron/transformer_impl.py and workers/engine_workers.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzer.api import read_launch, report_of
+from analyzer.memory.device_overhead import outside_allocator_bytes
+from analyzer.results import PhaseMemory, Report
+from analyzer.units import GIB, MIB
+
+ENGINE = "actor_rollout_ref.actor.megatron."
+PARAMETERS = 1_543_714_304
+TOKENS, HIDDEN, VOCABULARY = 16384, 1536, 151_936
+SETTINGS = (
+    "algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True", f"{ENGINE}tensor_model_parallel_size=1",
+    f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={TOKENS}",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.6", "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    "trainer.n_gpus_per_node=8",
+)  # fmt: skip
+ON_HOST = (f"{ENGINE}param_offload=True", f"{ENGINE}optimizer_offload=True")
+
+
+def report(*more: str) -> Report:
+    words = ["-m", "verl.trainer.main_ppo", *SETTINGS, *more, "--info-gpu-memory", "80GiB"]
+    return report_of(read_launch(words, environ={}, folder=Path("/nowhere")))
+
+
+def phases(found: Report) -> dict[str, PhaseMemory]:
+    return {phase.name: phase for phase in found.phases}
+
+
+def test_the_pass_for_log_probabilities_has_three_fp32_tensors_of_all_logits() -> None:
+    """The logits, a copy for the log-probabilities, and the exponentials of the entropy; the hidden states are in bf16."""
+    found = report()
+    phase = phases(found)["log-probabilities"]
+    assert phase.forward_bytes == TOKENS * VOCABULARY * 12 + TOKENS * HIDDEN * 2
+    memory = found.ranks[0].memory
+    states = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
+    assert phase.states_bytes == states
+    assert phase.device_bytes == outside_allocator_bytes(found.job) + states + phase.forward_bytes
+
+
+def test_chunks_of_the_entropy_need_no_tensor_of_all_logits() -> None:
+    phase = phases(report(f"{ENGINE}entropy_from_logits_with_chunking=True"))["log-probabilities"]
+    assert phase.forward_bytes == TOKENS * VOCABULARY * 8 + TOKENS * HIDDEN * 2
+
+
+def test_the_pass_of_a_long_context_is_that_of_a_context_parallel_rank() -> None:
+    phase = phases(report(f"{ENGINE}context_parallel_size=2"))["log-probabilities"]
+    assert phase.forward_bytes == TOKENS * VOCABULARY * 12 + TOKENS * HIDDEN * 2
+
+
+def test_the_rollout_has_its_share_of_the_gpu_beside_what_stays() -> None:
+    """Without offloading the states of the training stay; with it they are in host memory, and gradients are freed."""
+    stays, moved = report(), report(*ON_HOST)
+    for found in (stays, moved):
+        assert phases(found)["rollout"].engine_bytes == int(0.6 * 80 * GIB)
+    memory = moved.ranks[0].memory
+    assert phases(moved)["rollout"].states_bytes == memory.runtime_bytes
+    assert phases(moved)["rollout"].host_bytes == memory.parameters_bytes + memory.optimizer_bytes
+    assert phases(moved)["log-probabilities"].host_bytes == memory.optimizer_bytes
+    assert phases(stays)["rollout"].states_bytes == phases(stays)["log-probabilities"].states_bytes
+    assert phases(stays)["rollout"].host_bytes == 0
+
+
+def test_an_engine_that_keeps_its_memory_is_there_during_the_update() -> None:
+    kept = phases(report("actor_rollout_ref.rollout.free_cache_engine=False"))["update"]
+    freed = phases(report())["update"]
+    assert kept.device_bytes - freed.device_bytes == int(0.6 * 80 * GIB)
+
+
+def test_a_refit_has_the_weights_of_both_and_a_bucket() -> None:
+    """Half of the weights in bf16 for each of two ranks of the engine, and update_weights_bucket_megabytes."""
+    phase = phases(report())["refit"]
+    assert phase.engine_bytes == PARAMETERS * 2 // 2 + 2048 * MIB
+
+
+@pytest.mark.parametrize(("offload", "copies", "weights"), [((), 1, 0), (ON_HOST, 0, 2 * PARAMETERS)])
+def test_a_reference_model_is_on_the_gpu_or_on_the_host(offload: tuple[str, ...], copies: int, weights: int) -> None:
+    """Its parameters are moved with those of the actor, unless ref.megatron.param_offload says otherwise."""
+    found = report("actor_rollout_ref.actor.use_kl_loss=True", *offload)
+    assert found.job.tuning.reference_copies == copies
+    assert phases(found)["update"].host_bytes == pytest.approx(weights, abs=512 * 1000)
+    reference = phases(found)["reference"]
+    assert reference.forward_bytes == TOKENS * VOCABULARY * 6 + TOKENS * HIDDEN * 2
+
+
+def test_a_colocated_launch_never_fits_by_the_update_alone() -> None:
+    verdict = report().verdict
+    assert verdict.fits is None
+    assert "the phases beside the update (GRPO) are estimates" in verdict.withheld
+
+
+def test_other_trainings_have_no_phases() -> None:
+    words = ["pretrain_gpt.py", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64"]
+    words += [
+        "--max-position-embeddings",
+        "64",
+        "--tokenizer-type",
+        "NullTokenizer",
+        "--vocab-size",
+        "512",
+        "--micro-batch-size",
+        "1",
+    ]
+    assert report_of(read_launch(words, environ={}, folder=Path("/nowhere"))).phases == ()
