@@ -243,6 +243,21 @@ def _read(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, defa
 
 
 def _read_prepared(prepared: Prepared, argv: Sequence[str], *, folder: Path, default_gpu: str | None) -> Launch:
+    """Reads the words. Options of a configuration that are not modelled are left out, with a statement, without --info-strict."""
+    try:
+        return _read_words(prepared, argv, folder=folder, default_gpu=default_gpu)
+    except InputError as error:
+        if prepared.own is None or "--info-strict" in argv:
+            raise
+        from analyzer.frameworks.not_modelled import without_option  # for such launches only
+
+        own = without_option(prepared.own, error)
+        if own is None:
+            raise
+    return _read_prepared(prepared._replace(own=own), argv, folder=folder, default_gpu=default_gpu)
+
+
+def _read_words(prepared: Prepared, argv: Sequence[str], *, folder: Path, default_gpu: str | None) -> Launch:
     from analyzer.hardware.gpus import hardware
     from analyzer.launch.build import build
     from analyzer.launch.parse import parse

@@ -96,7 +96,7 @@ _MODEL_READ: Final = frozenset({
     TARGET, "activation_func", "gated_linear_unit", "vocab_size", "should_pad_vocab", "make_vocab_size_divisible_by", "seq_length",
     "num_query_groups", "bf16", "fp16", "fp32", "params_dtype", "virtual_pipeline_model_parallel_size", "fp8_param",
     "fp4_param", "padded_vocab_size", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
-    "tp_comm_overlap_cfg", "attention_backend",
+    "tp_comm_overlap_cfg", "attention_backend", "cuda_graph_scope",
 })  # fmt: skip
 _MODEL_NO_EFFECT: Final = frozenset({
     "hf_model_id", "hf_model_revision", "parallel_output", "scatter_embedding_sequence_parallel", "generation_config",
@@ -113,11 +113,12 @@ _MODEL_NO_EFFECT: Final = frozenset({
      "async_tensor_model_parallel_allreduce", "moe_extended_tp",
     "moe_router_topk_limited_devices", "dist_train", "query_pre_attn_scalar", "use_cpu_initialization",
     "symmetric_ar_type", "log_max_attention_logit",
-    "megatron_core_extras", "moe_token_dropping",   "tp_comm_bootstrap_backend",
+    "megatron_core_extras", "extra_checkpoint_metadata", "moe_token_dropping",   "tp_comm_bootstrap_backend",
     "calculate_per_token_loss", "kitchen_attention_backend", "flash_decode",
   "finalize",
 })  # fmt: skip
 """Fields of a provider without an effect on the memory of a training step."""
+_IN_STEP: Final = "overlap_param_gather_with_optimizer_step"
 _OPTIMIZER_READ: Final = frozenset(
     {TARGET, "bf16", "fp16", "params_dtype", "use_distributed_optimizer", "overlap_param_gather", "lr", "min_lr"}
 )
@@ -125,6 +126,7 @@ _OPTIMIZER_NO_EFFECT: Final = frozenset({
     "barrier_with_L1_time", "timers", "config_logger_dir", "loss_scale", "initial_loss_scale", "min_loss_scale",
     "loss_scale_window", "hysteresis", "log_num_zeros_in_grad", "store_param_remainders", "apply_wd_to_qk_layernorm",
     "pin_cpu_grads", "pin_cpu_params", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum", "clip_grad",
+    "grad_norm_skip_threshold",
     "decoupled_lr", "decoupled_min_lr", "decoupled_weight_decay", "fp8_recipe", "reuse_grad_buf_for_mxfp8_param_ag",
     "optimizer_type",
 })  # fmt: skip
@@ -142,6 +144,7 @@ _FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "optimizer_cpu_offload": ("optimizer_offload_", "overlap_cpu_optimizer", "use_torch_optimizer_for_cpu"),
     "enable_mhc_connections": ("mhc_",),
     "num_moe_experts": ("moe_",),
+    "cpu_offloading": ("cpu_offloading_",),
 }
 """By field that turns a feature on: the beginnings of fields that only matter then."""
 _OF_OPTIMIZERS: Final = ("muon_", "soap_", "adaptive_muon_", "lion_", "dion_")
@@ -178,6 +181,7 @@ def own_words(config: Tree) -> MegatronWords:
     if not model or not _table(config, "train"):
         raise InputError("the configuration", "has no model or no train", "give the complete ConfigContainer of Megatron-Bridge")
     _refuse_other(model)
+    model = _flat(model)
     data_parallel = natural(str(config.get("data_parallel_size")))
     found = Words()
     precision = _mixed_precision(config)
@@ -205,6 +209,25 @@ def own_words(config: Tree) -> MegatronWords:
         withheld=found.withheld(),
         tuning=tuning,
     )
+
+
+def _flat(model: Tree) -> Tree:
+    """The fields of a model. Its later configurations (BridgeGPTModelConfig) have those of TransformerConfig in `transformer`.
+
+    MTP layers of a hybrid have a pattern of their own, which Megatron-LM appends for each of them (`MambaModelProvider`).
+    """
+    flat = {**_table(model, "transformer"), **{name: value for name, value in model.items() if name != "transformer"}}
+    main, own = flat.get("hybrid_layer_pattern"), flat.get("mtp_hybrid_override_pattern")
+    if main and own:
+        layers = natural(str(flat.get("mtp_num_layers"))) or 0
+        flat["hybrid_layer_pattern"] = "/".join([str(main), *[str(own)] * layers])
+        flat["mtp_hybrid_override_pattern"] = None
+    frequency = flat.get("linear_attention_freq")
+    if isinstance(frequency, list) and 0 in frequency:
+        every = frequency.index(0) + 1
+        if frequency == [int(layer % every != 0) for layer in range(1, len(frequency) + 1)]:
+            flat["linear_attention_freq"] = every
+    return flat
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Tree:
@@ -282,6 +305,10 @@ def _model(model: Tree, fields: Fields) -> Words:
             ("num_layers_in_last_pipeline_stage", "--decoder-last-pipeline-num-layers"),
         ):
             found.words += [flag, str(model[name])] if model.get(name) else []
+    scope = model.get("cuda_graph_scope")  # the former name of cuda_graph_modules
+    found.words += (
+        ["--cuda-graph-modules", *map(str, scope)] if isinstance(scope, list) and not model.get("cuda_graph_modules") else []
+    )
     backend = model.get("attention_backend")
     found.words += ["--attention-backend", str(backend)] if backend not in (None, "auto") else []
     for name in ("fp8", "fp4"):
@@ -303,12 +330,12 @@ def _activation(model: Tree) -> tuple[str, ...]:
 
 def _optimizer(optimizer: Tree, ddp: Tree, fields: Fields) -> Words:
     optimizer = _in_use(optimizer)
-    kept = {name: value for name, value in optimizer.items() if name not in _OPTIMIZER_READ and name not in _OPTIMIZER_NO_EFFECT}
+    left_out = {*_OPTIMIZER_READ, *_OPTIMIZER_NO_EFFECT, *(() if _overlaps_gathers(ddp, optimizer) else (_IN_STEP,))}
+    kept = {name: value for name, value in optimizer.items() if name not in left_out}
     if not is_true(optimizer.get("use_precision_aware_optimizer")):
         kept = {name: value for name, value in kept.items() if not name.endswith("_dtype")}
     found = fields.words(kept, prefix="optimizer.", without_defaults=True)
-    if is_true(optimizer.get("use_distributed_optimizer")) or is_true(ddp.get("use_distributed_optimizer")):
-        found.words.append("--use-distributed-optimizer")
+    found.words += ["--use-distributed-optimizer"] if _is_distributed(ddp, optimizer) else []
     return found
 
 
@@ -316,10 +343,9 @@ def _gradients(ddp: Tree, optimizer: Tree, fields: Fields) -> Words:
     ddp = _in_use(ddp)
     kept = {name: value for name, value in ddp.items() if name not in _DDP_READ}
     found = fields.words(kept, prefix="ddp.", without_defaults=True)
-    if is_true(ddp.get("overlap_grad_reduce")):
-        found.words.append("--overlap-grad-reduce")
-    if is_true(ddp.get("overlap_param_gather")) or is_true(optimizer.get("overlap_param_gather")):
-        found.words.append("--overlap-param-gather")
+    found.words += ["--overlap-grad-reduce"] if is_true(ddp.get("overlap_grad_reduce")) else []
+    found.words += ["--overlap-param-gather"] if _overlaps_gathers(ddp, optimizer) else []
+    found.words += _checkpoint_format(ddp, optimizer)
     if is_true(ddp.get("use_megatron_fsdp")) and ddp.get("data_parallel_sharding_strategy"):
         found.words += ["--data-parallel-sharding-strategy", str(ddp["data_parallel_sharding_strategy"])]
     if is_true(ddp.get("fsdp_double_buffer")):
@@ -329,6 +355,23 @@ def _gradients(ddp: Tree, optimizer: Tree, fields: Fields) -> Words:
     reduced = is_true(ddp.get("grad_reduce_in_fp32"))
     found.words.append("--accumulate-allreduce-grads-in-fp32" if reduced else "--grad-reduce-in-bf16")
     return found
+
+
+def _overlaps_gathers(ddp: Tree, optimizer: Tree) -> bool:
+    """Whether gathers of parameters are overlapped. Without overlapped reductions Megatron-LM's own script refuses them."""
+    gathers = is_true(ddp.get("overlap_param_gather")) or is_true(optimizer.get("overlap_param_gather"))
+    return gathers and is_true(ddp.get("overlap_grad_reduce")) and _is_distributed(ddp, optimizer)
+
+
+def _is_distributed(ddp: Tree, optimizer: Tree) -> bool:
+    return is_true(optimizer.get("use_distributed_optimizer")) or is_true(ddp.get("use_distributed_optimizer"))
+
+
+def _checkpoint_format(ddp: Tree, optimizer: Tree) -> list[str]:
+    """The format of checkpoints without which Megatron-LM's own script refuses an option. It has no effect on memory."""
+    if is_true(ddp.get("use_megatron_fsdp")):
+        return ["--ckpt-format", "fsdp_dtensor"]
+    return ["--ckpt-format", "torch"] if is_true(optimizer.get(_IN_STEP)) else []
 
 
 def _sequence(config: Tree, model: Tree) -> tuple[list[str], list[str]]:

@@ -57,6 +57,7 @@ AT_DEFAULT: Final[Mapping[str, object]] = {
     "moe_dispatch_fwd_dtype": "bf16",
     "moe_combine_bwd_dtype": "bf16",
     "batch_invariant_backend": "te_native",
+    "mamba_chunk_size": 128,
     "gdp_num_householder": 3,
     "gdp_num_chunk_states_to_recompute": 2,
 }

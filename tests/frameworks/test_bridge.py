@@ -11,6 +11,7 @@ import pytest
 
 import analyzer
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.bridge import _flat
 from analyzer.specs import AdapterSpec
 from tests.frameworks.files import batch, job, layout, write
 
@@ -286,3 +287,51 @@ def test_a_mapping_is_read_as_yaml() -> None:
 def test_anything_else_is_refused() -> None:
     with pytest.raises(InputError, match="is of type int"):
         analyzer.analyze_config(3)
+
+
+def test_the_fields_of_a_model_may_be_those_of_its_transformer(tmp_path: Path) -> None:
+    """`BridgeGPTModelConfig` has the TransformerConfig in `transformer`, and its own fields beside it."""
+    own = ("vocab_size", "should_pad_vocab", "make_vocab_size_divisible_by", "share_embeddings_and_output_weights", "seq_length")
+    lines = [line for line in MODEL.strip("\n").splitlines() if line]
+    outside = [line for line in lines if line.strip().startswith((*own, "position_embedding_type"))]
+    inside = [f"  {line}" for line in lines if line not in outside]
+    nested = "\n".join(["", *outside, "  transformer:", "    _target_: x.BridgeTransformerConfig", *inside, ""])
+    write(tmp_path, {"flat.yaml": CONFIG, "nested.yaml": CONFIG.replace(MODEL, nested)})
+    flat, found = (job(tmp_path, name, *WORLD) for name in ("flat.yaml", "nested.yaml"))
+    assert found.withheld == ()
+    assert (found.model, found.parallel, found.batch) == (flat.model, flat.parallel, flat.batch)
+
+
+def test_what_is_not_modelled_is_left_out_with_its_name(folder: Path) -> None:
+    """A container lists all fields, so that one that is not modelled does not hide the answer. --info-strict refuses it."""
+    words = ("config.yaml", "mixed_precision=bf16_with_nvfp4_mixed", *WORLD, "--info-gpu", "B200")
+    found = job(folder, *words)
+    assert "--fp4-param-gather is not counted" in found.withheld
+    assert any(each.startswith("--fp4-param-gather is left out: parameters stored in FP4") for each in found.unknown)
+    assert found.precision.fp8 is not None
+    assert found.precision.fp8.recipe == "nvfp4"
+    with pytest.raises(UnsupportedError, match="fp4-param-gather"):
+        job(folder, *words, "--info-strict")
+
+
+def test_what_megatron_refuses_is_not_left_out(folder: Path) -> None:
+    with pytest.raises(InputError, match="cannot be split"):
+        job(folder, "config.yaml", "model.num_layers=31", *WORLD)
+
+
+def test_gathers_are_overlapped_only_with_reductions(folder: Path) -> None:
+    """Megatron-LM's own script asserts overlap_grad_reduce for overlap_param_gather; Megatron-Bridge does not."""
+    words = ("comm_overlap={overlap_grad_reduce: false, overlap_param_gather: true}", *WORLD)
+    found = job(folder, "config.yaml", *words)
+    assert not found.optimizer.overlap_grad_reduce
+    assert not found.optimizer.overlap_param_gather
+
+
+@pytest.mark.parametrize(("given", "read"), [([1, 1, 1, 0] * 2, 4), ([1, 0, 1, 1], [1, 0, 1, 1]), (3, 3)])
+def test_a_periodic_list_of_linear_attention_is_a_number(given: object, read: object) -> None:
+    assert _flat({"linear_attention_freq": given})["linear_attention_freq"] == read
+
+
+def test_mtp_layers_of_a_hybrid_follow_its_pattern() -> None:
+    found = _flat({"hybrid_layer_pattern": "M*ME", "mtp_hybrid_override_pattern": "*E", "mtp_num_layers": 2})
+    assert (found["hybrid_layer_pattern"], found["mtp_hybrid_override_pattern"]) == ("M*ME/*E/*E", None)
