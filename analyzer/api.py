@@ -57,6 +57,8 @@ class Launch:
     folder: Path
     command: tuple[str, ...]
     """The words of the launch."""
+    framework: str | None = None
+    """The framework that the launch is one of, by its module in `analyzer.frameworks`."""
 
 
 def analyze(
@@ -285,6 +287,7 @@ def _read_words(prepared: Prepared, argv: Sequence[str], *, folder: Path, defaul
         environ=environ,
         folder=folder,
         command=tuple(argv),
+        framework=prepared.framework,
     )
 
 

@@ -81,14 +81,14 @@ def _check_files(options: InfoOptions) -> None:
 
 
 def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
-    from analyzer.layout_search.command_line import COMMANDS, command_line
+    from analyzer.layout_search.command_line import COMMANDS
 
     problem = problem_of(launch)
     space = _space(problem, options)
     with _workers(options, space) as workers, _progress() as show:
         result = _searched(space, workers, show)
     report = replace(report_of(launch), command=tuple(argv))
-    commands = tuple(command_line(argv, launch.arguments, each.options) for each in result.best[:COMMANDS])
+    commands = tuple(_command(argv, launch, each.options) for each in result.best[:COMMANDS])
     result = replace(result, commands=commands)
     limit = None if options.search_max is None else _largest(problem, options)
     if options.html is not None:
@@ -98,6 +98,20 @@ def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
         write_html(report, launch, options.html, argv=argv, more={"search": search_json(result)})
     _write(report, result, options, limit)
     return _status([result])
+
+
+def _command(argv: Sequence[str], launch: Launch, options: Mapping[str, object]) -> str:
+    """The launch with changed options, by flag: with overrides of its framework, or as options of Megatron-LM."""
+    from analyzer.layout_search.command_line import command_line, dests_of
+
+    if launch.framework is not None:
+        from analyzer.frameworks.overrides import command
+
+        dests = dests_of(launch.arguments)
+        found = command(launch.framework, argv, {dests.get(flag, flag): value for flag, value in options.items()})
+        if found is not None:
+            return found
+    return command_line(argv, launch.arguments, options)
 
 
 def _write(report: Report, result: SearchResult, options: InfoOptions, limit: Limit | None) -> None:

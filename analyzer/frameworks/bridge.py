@@ -96,7 +96,7 @@ _MODEL_READ: Final = frozenset({
     TARGET, "activation_func", "gated_linear_unit", "vocab_size", "should_pad_vocab", "make_vocab_size_divisible_by", "seq_length",
     "num_query_groups", "bf16", "fp16", "fp32", "params_dtype", "virtual_pipeline_model_parallel_size", "fp8_param",
     "fp4_param", "padded_vocab_size", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
-    "tp_comm_overlap_cfg", "attention_backend", "cuda_graph_scope",
+    "tp_comm_overlap_cfg", "attention_backend", "cuda_graph_scope", "cpu_offloading",
 })  # fmt: skip
 _MODEL_NO_EFFECT: Final = frozenset({
     "hf_model_id", "hf_model_revision", "parallel_output", "scatter_embedding_sequence_parallel", "generation_config",

@@ -21,6 +21,8 @@ class Prepared(NamedTuple):
     environ: Mapping[str, str]
     own: MegatronWords | None = None
     """The options of Megatron-LM that a configuration of a framework stands for; None for a command line of options."""
+    framework: str | None = None
+    """The framework that the launch is one of."""
 
 
 class Input(NamedTuple):
@@ -64,25 +66,30 @@ def prepare(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) ->
     if any(word.partition("=")[0] == LAUNCH for word in found.rest):
         raise InputError(LAUNCH, "starts Megatron-LM's own scripts only", "leave it out, and start the framework's command")
     launch = Input(found, environ, folder)
-    output = _reader(launch)(launch)
+    framework = _framework(launch)
+    output = _reader(framework)(launch)
     given = {name: value for name, value in output.environ.items() if name not in environ}
-    return Prepared((*found.rest, *output.argv), {**environ, **given} if given else environ, output.own)
+    return Prepared((*found.rest, *output.argv), {**environ, **given} if given else environ, output.own, framework)
 
 
-def _reader(launch: Input) -> Callable[[Input], Output]:
+def _framework(launch: Input) -> str:
+    """Its name. Raises InputError for a YAML file of no known one."""
+    if launch.found.framework is not None:
+        return launch.found.framework
+    from analyzer.frameworks.yaml_files import read_tree
+
+    name = framework_of(read_tree(launch.folder / launch.found.program, launch.found.program))
+    if name is None:
+        fault = "has keys of no known framework"
+        remedy = "give a configuration of Megatron-Bridge, NeMo-RL, Primus, ROLL, verl or ms-swift, or --yaml-cfg FILE"
+        raise InputError(launch.found.program, fault, remedy)
+    return name
+
+
+def _reader(framework: str) -> Callable[[Input], Output]:
     from importlib import import_module
 
-    name = launch.found.framework
-    if name is None:
-        from analyzer.frameworks.yaml_files import read_tree
-
-        tree = read_tree(launch.folder / launch.found.program, launch.found.program)
-        name = framework_of(tree)
-        if name is None:
-            fault = "has keys of no known framework"
-            remedy = "give a configuration of Megatron-Bridge, NeMo-RL, Primus, ROLL, verl or ms-swift, or --yaml-cfg FILE"
-            raise InputError(launch.found.program, fault, remedy)
-    reader: Callable[[Input], Output] = import_module(f"analyzer.frameworks.{name}").read
+    reader: Callable[[Input], Output] = import_module(f"analyzer.frameworks.{framework}").read
     return reader
 
 

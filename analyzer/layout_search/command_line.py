@@ -26,7 +26,7 @@ def command_line(argv: Sequence[str], arguments: Arguments, options: Mapping[str
     """
     split = split_argv(argv, load_catalogue().newest)
     launcher = [word for _, value, flag in split.launcher_options for word in (flag, *(() if value is None else (value,)))]
-    dests = {flag_of(dest): dest for dest in arguments.values} | {flag: dest for dest, flag in arguments.spelled.items()}
+    dests = dests_of(arguments)
     changed = {dests.get(flag, flag) for flag in options}
     groups = {_flag(group): group for group in options_with_values(arguments.words)}  # of equal options the last one counts
     words = [word for flag, group in groups.items() if dests.get(flag) not in changed for word in group]
@@ -37,6 +37,11 @@ def command_line(argv: Sequence[str], arguments: Arguments, options: Mapping[str
         if value is not True:
             words += map(str, value) if isinstance(value, list) else [str(value)]
     return shlex.join((split.launcher or "torchrun", *launcher, split.entry or ENTRY, *words))
+
+
+def dests_of(arguments: Arguments) -> dict[str, str]:
+    """The dests of Megatron's options by flag, with those that the launch spells in another way."""
+    return {flag_of(dest): dest for dest in arguments.values} | {flag: dest for dest, flag in arguments.spelled.items()}
 
 
 def _flag(group: Sequence[str]) -> str:

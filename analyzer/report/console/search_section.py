@@ -144,7 +144,9 @@ def _commands(commands: Sequence[str], width: int) -> list[RenderableType]:
 def continued(command: str, width: int) -> str:
     """A command in lines that a shell reads as one. No line ends between an option and its values, unless they are too long."""
     lines = [""]
-    for text in map(shlex.join, options_with_values(shlex.split(command))):
+    groups = options_with_values(shlex.split(command))
+    parts = [part for group in groups for part in ([group] if group[0].startswith("-") else [[word] for word in group])]
+    for text in map(shlex.join, parts):
         if lines[-1] and len(lines[-1]) + len(text) + 3 > width:
             lines.append("")
         lines[-1] += f" {text}" if lines[-1] else text
