@@ -78,12 +78,6 @@ def ddp_config(job: TrainingJob, *, parameters: int) -> Any:
     )
 
 
-def _fp8_recipe(job: TrainingJob) -> str | None:
-    """Return `--fp8-recipe`, which keeps its default with `--fp4-format`."""
-    fp8 = job.precision.fp8
-    return None if fp8 is None else "delayed" if fp8.recipe == "nvfp4" else fp8.recipe
-
-
 def _align_param_gather(job: TrainingJob) -> bool:
     """Return `align_param_gather`: `validate_args` sets it with the interleaved schedule and overlapped gathers."""
     return job.optimizer.overlap_param_gather and job.parallel.virtual_pipeline is not None
@@ -118,7 +112,7 @@ def optimizer_config(job: TrainingJob) -> Any:
             pin_cpu_grads=spec.offload.pinned_gradients if spec.offload is not None else True,
             clip_grad=spec.clip_grad,
             log_num_zeros_in_grad=spec.log_num_zeros_in_grad,
-            fp8_recipe=_fp8_recipe(job),
+            fp8_recipe=spec.fp8_recipe,
             reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(job, "mxfp8"),
             **muon_options(spec.muon),
         )
