@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +36,7 @@ Word = str | int | float | os.PathLike[str]
 OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "log",
     "dry", "run_all", "calibrate", "calibrate_disk", "html", "timeline", "search", "search_over",
-    "keep", "search_gpus", "search_max", "search_csv", "workers",
+    "keep", "search_gpus", "search_max", "search_thorough", "search_time", "search_csv", "workers",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 ORDERED_BY: Final = "H100-80GB"
@@ -366,6 +367,8 @@ def search(
     over: Sequence[str] = (),
     keep: Sequence[str] = (),
     gpu: str | None = None,
+    thorough: bool | None = None,
+    seconds: float | None = None,
     workers: str | int | None = 1,
     progress: Callable[[Progress], None] | None = None,
     environ: Mapping[str, str] | None = None,
@@ -374,20 +377,24 @@ def search(
     """The fastest layouts of a launch that fit its GPU, with the same model, GPUs and global batch size.
 
     `argv`, `gpu`, `environ` and `folder` are those of `analyze`. `over`: the dimensions to search (`--info-search-over`), all usual
-    ones if empty. `keep`: options of Megatron that must not change. `workers`: a number of processes, None for one per processor,
-    or the address of a Dask scheduler. `progress` is called from time to time. A KeyboardInterrupt ends the search; the result then
-    has what was found, and `complete` is False. Iterating over the result gives its layouts, the fastest first.
+    ones if empty. `keep`: options of Megatron that must not change. The first layout of the result is proven to be the fastest that
+    fits; with `thorough` the ten fastest and the front of memory and time are proven as well (None: if that takes a few seconds).
+    `seconds` limits the duration: the result then has what was found, and `gap`, the share of the time by which another layout could
+    be faster. `workers`: a number of processes, None for one per processor, or the address of a Dask scheduler. `progress` is called
+    from time to time. A KeyboardInterrupt ends the search; the result then has what was found, and `complete` is False. Iterating
+    over the result gives its layouts, the fastest first.
 
     Raises `analyzer.errors.AnalyzerError` for input that is invalid or not supported.
     """
     from analyzer.layout_search.dimensions import space_of
     from analyzer.layout_search.executors import workers as workers_of
-    from analyzer.layout_search.search import search_space
+    from analyzer.layout_search.search import aim_of, search_space
 
     launch = _read_training(argv, gpu=gpu, environ=environ, folder=folder)
     space = space_of(problem_of(launch), over=over, keep=keep)
     with workers_of(None if workers is None else str(workers)) as found:
-        return search_space(space, found, progress=progress)
+        limit = math.inf if seconds is None else seconds
+        return search_space(space, found, aim=aim_of(space, thorough=thorough), seconds=limit, progress=progress)
 
 
 def with_advice(report: Report, launch: Launch) -> Report:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from analyzer.api import problem_of, read_launch, report_of, with_time
 from analyzer.cli.output import standard_output, write_json
 from analyzer.errors import DOES_NOT_FIT, FITS, INTERRUPTED, InputError
-from analyzer.launch.info_options import GPU, OF_SEARCH, value_of
+from analyzer.launch.info_options import FLAGS, GPU, OF_SEARCH, value_of
 from analyzer.predict import predict
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from analyzer.layout_search.search import Progress
     from analyzer.results import Report, TrainingTime
 
-SMALL: Final = 20_000
-"""Layouts of a space below which a search takes a few seconds in one process."""
+BETWEEN_LINES: Final = 5.0
+"""Seconds between two lines about a search whose output is no terminal."""
 EXCLUDED: Final = ("record", "check", "calibrate", "launch", "against", "log", "fail_on", "timeline")
 """Fields of `InfoOptions` that cannot be used with a search."""
 
@@ -52,9 +54,8 @@ def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
         return _several(argv, launches, options)
     _check_files(options)
     if options.search_max is not None and not options.search:
-        values = (options.search_over, options.keep, options.search_csv, options.workers, options.html)
-        for option, value in zip((*OF_SEARCH, "--info-html"), values, strict=True):
-            if value:
+        for option in (*OF_SEARCH, "--info-html"):
+            if getattr(options, FLAGS[option]):
                 raise InputError(option, "is only used with --info-search", "add --info-search, or leave it out")
         return _only_limit(argv, launches[0], options)
     return _one(argv, launches[0], options)
@@ -86,7 +87,7 @@ def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
     problem = problem_of(launch)
     space = _space(problem, options)
     with _workers(options, space) as workers, _progress() as show:
-        result = _searched(space, workers, show)
+        result = _searched(space, workers, show, options)
     report = replace(report_of(launch), command=tuple(argv))
     commands = tuple(_command(argv, launch, each.options) for each in result.best[:COMMANDS])
     result = replace(result, commands=commands)
@@ -148,7 +149,7 @@ def _several(argv: Sequence[str], launches: Sequence[Launch], options: InfoOptio
             if gpus is not None:
                 problem = with_world(problem, gpus)
             space = _space(problem, options)
-            result = _searched(space, workers, show)
+            result = _searched(space, workers, show, options)
             name = launch.job.hardware.name or ""
             questions.append(Question(name, problem.world.size, result, _training(launch, space, result)))
             if not result.complete:
@@ -163,11 +164,12 @@ def _several(argv: Sequence[str], launches: Sequence[Launch], options: InfoOptio
 def _status(results: Sequence[SearchResult]) -> int:
     """The exit status of searches. A lost cluster is an error, after the layouts that were found are printed."""
     from analyzer.layout_search.result import INTERRUPTED as BY_USER
+    from analyzer.layout_search.result import LIMIT
 
     ended = next((each.ended for each in results if each.ended), "")
     if ended == BY_USER:
         return INTERRUPTED
-    if ended:
+    if ended and not ended.startswith(LIMIT):
         raise InputError("--info-workers", f"the search ended early: {ended}", "start the workers again, or use fewer of them")
     return FITS if any(each.best for each in results) else DOES_NOT_FIT
 
@@ -191,10 +193,11 @@ def _space(problem: Problem, options: InfoOptions) -> Space:
     return space_of(problem, over=options.search_over, keep=options.keep)
 
 
-def _searched(space: Space, workers: Workers, show: Callable[[Progress], None] | None) -> SearchResult:
-    from analyzer.layout_search.search import search_space
+def _searched(space: Space, workers: Workers, show: Callable[[Progress], None] | None, options: InfoOptions) -> SearchResult:
+    from analyzer.layout_search.search import aim_of, search_space
 
-    return search_space(space, workers, progress=show)
+    aim = aim_of(space, thorough=options.search_thorough or None)
+    return search_space(space, workers, aim=aim, seconds=options.search_time or inf, progress=show)
 
 
 def _only_limit(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
@@ -221,7 +224,7 @@ def _largest(problem: Problem, options: InfoOptions) -> Limit:
 def _workers(options: InfoOptions, space: Space) -> Iterator[Workers]:
     """The workers that the options name. Without the option, small searches do not start processes."""
     from analyzer.layout_search.executors import workers
-    from analyzer.layout_search.search import candidates
+    from analyzer.layout_search.search import SMALL, candidates
 
     where = "1" if options.workers is None and candidates(space) < SMALL else options.workers
     with workers(where) as found:
@@ -230,9 +233,12 @@ def _workers(options: InfoOptions, space: Space) -> Iterator[Workers]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Progress], None] | None]:
-    """A progress bar on standard error, if it is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    """A progress bar on standard error; a line from time to time if that is no terminal."""
+    if sys.stderr is None:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield _lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -255,3 +261,23 @@ def _progress() -> Iterator[Callable[[Progress], None] | None]:
             bar.update(task, completed=progress.expanded, total=progress.expanded + progress.open, rate=rate, best=best)
 
         yield show
+
+
+def _lines() -> Callable[[Progress], None]:
+    """Prints a line about the search every `BETWEEN_LINES` seconds."""
+    from analyzer.cli.output import print_message
+
+    started = shown = time.monotonic()
+
+    def show(progress: Progress) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now < shown + BETWEEN_LINES:
+            return
+        shown = now
+        best = (
+            "no layout fits so far" if progress.best_seconds is None else f"the fastest so far takes {progress.best_seconds:.2f} s"
+        )
+        print_message(f"searching for {now - started:.0f} s: {progress.evaluated:,} layouts evaluated, {best}")
+
+    return show

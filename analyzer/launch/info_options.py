@@ -36,7 +36,9 @@ GPU: Final = "--info-gpu"
 LORA: Final = "--info-lora"
 ASKING: Final = ("--info-search", "--info-search-gpus", "--info-search-max")
 """Options that ask for a search."""
-OF_SEARCH: Final = ("--info-search-over", "--info-keep", "--info-search-csv", "--info-workers")
+OF_SEARCH: Final = (
+    "--info-search-over", "--info-keep", "--info-search-thorough", "--info-search-time", "--info-search-csv", "--info-workers",
+)  # fmt: skip
 """Options that only a search uses."""
 SCRIPT_ENDINGS: Final = (".sh", ".slurm", ".sbatch")
 """Endings of names that are taken for launch scripts even if there is no such file."""
@@ -105,6 +107,10 @@ class InfoOptions:
     """Numbers of GPUs to search for."""
     search_max: str | None = None
     """An option whose largest value that fits is asked for."""
+    search_thorough: bool = False
+    """Prove all layouts of the result of a search, not only the first."""
+    search_time: float | None = None
+    """Seconds after which a search ends with what it has found; None for no limit."""
     search_csv: str | None = None
     """A file for the layouts that the search finds."""
     workers: str | None = None
@@ -216,6 +222,12 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "search_gpus": InfoOption("LIST", "search for each of these numbers of GPUs, such as 64,128,256", integers(1)),
     "search_max": InfoOption(
         "WHAT", "largest micro-batch-size or seq-length with which the launch fits", choice("micro-batch-size", "seq-length")
+    ),
+    "search_thorough": InfoOption(
+        "", "prove all layouts of the list, not only the first (default where it takes a few seconds)", flag
+    ),
+    "search_time": InfoOption(
+        "SECONDS", "end the search after so many seconds, with the layouts found and a proven bound", positive
     ),
     "search_csv": InfoOption("FILE", "write the layouts that the search finds to this file", word),
     "workers": InfoOption("N|ADDRESS", "processes of the search, or tcp://HOST:PORT of a Dask scheduler", word),

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import pandas
 
 
+LIMIT: Final = "limit"
+"""A search that its limit of time has ended."""
 INTERRUPTED: Final = "interrupted"
 """A search that a KeyboardInterrupt has ended."""
 ERROR_OF_ORDER: Final = 0.03
@@ -50,13 +52,23 @@ class SearchResult:
     """Share of the time by which layouts must differ so that one is called faster (`ERROR_OF_ORDER`)."""
     commands: tuple[str, ...] = ()
     """Command lines of the first layouts; empty if they were not asked for."""
+    aim: str = "table"
+    """What was searched for (`search.Aim`): with "fastest" only the first layout is proven to be among the fastest."""
+    least_seconds: float = 0.0
+    """A lower bound of the time of all layouts that fit: that of the first one, unless the search ended early."""
     ended: str = ""
-    """Why the search ended before it was complete: `INTERRUPTED`, or what happened to its workers. Empty if it was not."""
+    """Why the search ended before it was complete: `INTERRUPTED`, `LIMIT` with its seconds, or what happened to its workers. Empty
+    if it was not."""
 
     @property
     def complete(self) -> bool:
-        """Whether no layout that fits is faster than those of the result."""
+        """Whether no layout that fits is faster than the first one; with the aim "table" also than the others of the result."""
         return not self.ended
+
+    @property
+    def gap(self) -> float:
+        """Share of the time of the first layout by which another could be faster: 0 if the search is complete."""
+        return 1 - self.least_seconds / self.best[0].iteration_seconds if self.best else 0.0
 
     def __iter__(self) -> Iterator[Evaluation]:
         found = {each.layout: each for each in (*self.best, *self.front)}

@@ -1,5 +1,6 @@
 """Searches the fastest layouts that fit: best first, with bounds that leave out only what cannot be in the result.
 
+What is in the result depends on the aim: the fastest layout, the ten fastest and the front of memory and time, or one that fits.
 Nodes are expanded in rounds of a fixed size, those with the lowest bound of the time first. A round depends on the rounds before it
 only, so that the result and the number of evaluated layouts do not depend on the number of workers.
 """
@@ -10,29 +11,37 @@ import heapq
 import pickle
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.evaluation import Evaluation, evaluate
 from analyzer.layout_search.executors import ClusterLostError, Task, Workers
 from analyzer.layout_search.nodes import Cutoffs, Node, root_nodes, with_more_overlaps
-from analyzer.layout_search.result import ERROR_OF_ORDER, INTERRUPTED, SearchResult, front_of, order
+from analyzer.layout_search.result import ERROR_OF_ORDER, INTERRUPTED, LIMIT, SearchResult, front_of, order
 from analyzer.layout_search.smallest_change import smallest_change
 from analyzer.layout_search.space import Split, Stages
 from analyzer.memory.collector import collector_paused
 
+SMALL: Final = 20_000
+"""Layouts of a space below which a search for all of its result takes a few seconds in one process."""
 BEST: Final = 10
 """Layouts of the result."""
+BETWEEN_PROGRESS: Final = 0.1
+"""Seconds between two calls that report the progress."""
 FRONT: Final = 1.25
 """Time of the slowest layout on the front, relative to the fastest."""
 COSTS: Final = {"split": 2, "distribution": 16, "layout": 2}
 """Cost of expanding a node, for tasks of about equal length."""
 TASK: Final = 16
-ROUND: Final = 16 * TASK
-"""Cost of the nodes of a task and of a round. They do not depend on the number of workers."""
+ROUNDS: Final = {"table": 16 * TASK, "fastest": 4 * TASK, "any": 4 * TASK}
+"""Cost of the nodes of a task and of a round for each aim. They do not depend on the number of workers."""
 
+Aim = Literal["fastest", "table", "any"]
+"""What a search proves: that its first layout is the fastest that fits, the same of all layouts of its result, or only whether a
+layout fits."""
 
 Distribution = tuple[int, Split, Stages]
 """A setting without overlaps, a split and a distribution of layers: a layout without its recomputation and overlaps."""
@@ -53,8 +62,9 @@ class Progress(NamedTuple):
 class _State:
     """What a search has found so far."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, aim: Aim) -> None:
         self._space = space
+        self.aim = aim
         self.evaluations: dict[str, Evaluation] = {}
         self.fastest: dict[Distribution, Evaluation] = {}
         """The fastest recomputation and overlaps for each distribution of layers."""
@@ -77,7 +87,18 @@ class _State:
     def push(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
             self._found += 1
-            heapq.heappush(self.heap, (node.seconds, self._found, node))
+            first = node.device_bytes if self.aim == "any" else node.seconds
+            heapq.heappush(self.heap, (first, self._found, node))
+
+    @property
+    def fastest_seconds(self) -> float:
+        """Seconds of the fastest layout that fits so far."""
+        return min((each.iteration_seconds for each in self.evaluations.values()), default=inf)
+
+    @property
+    def least_seconds(self) -> float:
+        """A lower bound of the time of all layouts that fit."""
+        return min((node.seconds for _, _, node in self.heap), default=inf)
 
     @property
     def best(self) -> list[Evaluation]:
@@ -94,8 +115,7 @@ class _State:
     @property
     def front(self) -> tuple[Evaluation, ...]:
         """The front of memory and time, up to `FRONT` times the time of the fastest."""
-        fastest = min((each.iteration_seconds for each in self.evaluations.values()), default=inf)
-        return front_of(tuple(self.evaluations.values()), FRONT * fastest)
+        return front_of(tuple(self.evaluations.values()), FRONT * self.fastest_seconds)
 
     def is_needed(self, node: Node, cutoffs: Cutoffs) -> bool:
         """Whether a node can improve the result."""
@@ -108,6 +128,8 @@ class _State:
 
     def cutoffs(self) -> Cutoffs:
         """What further layouts must be better than."""
+        if self.aim != "table":
+            return Cutoffs(self.fastest_seconds, 0.0)
         best = self.best
         slowest = best[BEST - 1].iteration_seconds if len(best) >= BEST else inf
         front = tuple((each.iteration_seconds, each.device_bytes) for each in self.front)
@@ -117,7 +139,7 @@ class _State:
         """The nodes of the next tasks, those with the lowest bounds."""
         tasks: list[list[Node]] = []
         cost = of_task = 0
-        while self.heap and cost < ROUND:
+        while self.heap and cost < ROUNDS[self.aim]:
             _, _, node = heapq.heappop(self.heap)
             if not self.is_needed(node, cutoffs):
                 continue
@@ -133,14 +155,21 @@ class _State:
 
     def progress(self, cutoffs: Cutoffs) -> Progress:
         left = sum(self.is_needed(node, cutoffs) for _, _, node in self.heap)
-        first = min((each.iteration_seconds for each in self.evaluations.values()), default=None)
-        return Progress(self.expanded, left, self.evaluated, first)
+        return Progress(self.expanded, left, self.evaluated, self.fastest_seconds if self.evaluations else None)
 
 
-def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress], None] | None = None) -> SearchResult:
-    """The result of a search. A KeyboardInterrupt or the loss of all workers ends it with what was found."""
+def search_space(
+    space: Space,
+    workers: Workers,
+    *,
+    aim: Aim = "table",
+    seconds: float = inf,
+    progress: Callable[[Progress], None] | None = None,
+) -> SearchResult:
+    """The result of a search. A KeyboardInterrupt, the loss of all workers, or `seconds` end it with what was found."""
     started = time.monotonic()
-    state = _State(space)
+    state = _State(space, aim)
+    expand = partial(_expand, state, workers=workers, progress=progress, until=started + seconds)
     ended = ""
     with collector_paused():
         number = candidates(space)  # first, so that workers get the space with what this has computed
@@ -150,16 +179,20 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
                 state.add(given)
             state.push(root_nodes(space))
             sent = pickle.dumps(space)
-            _expand(state, sent, workers, progress)
-            tried = list(with_more_overlaps(space, [each.layout for each in state.best[:BEST]]))
-            number += len(tried)
-            state.push(tried)
-            _expand(state, sent, workers, progress)
+            expand(sent)
+            if aim != "any":
+                tried = list(with_more_overlaps(space, [each.layout for each in state.best[:BEST]]))
+                number += len(tried)
+                state.push(tried)
+                expand(sent)
         except KeyboardInterrupt:
             ended = INTERRUPTED
         except ClusterLostError as error:
             ended = str(error)
-        smallest = smallest_change(space) if given is None and not ended and space.problem.runs else None
+        except _OutOfTimeError:
+            ended = f"{LIMIT} of {seconds:g} s"
+        searched = given is None and not ended and space.problem.runs and aim != "any"
+        smallest = smallest_change(space) if searched else None
     return SearchResult(
         candidates=number,
         evaluated=state.evaluated,
@@ -171,19 +204,30 @@ def search_space(space: Space, workers: Workers, *, progress: Callable[[Progress
         smallest_change=smallest,
         error=ERROR_OF_ORDER,
         ended=ended,
+        aim=aim,
+        least_seconds=min(state.least_seconds, state.fastest_seconds) if ended else state.fastest_seconds,
     )
 
 
-def _expand(state: _State, space: bytes, workers: Workers, progress: Callable[[Progress], None] | None) -> None:
-    while state.heap:
+class _OutOfTimeError(Exception):
+    """The time of a search is over."""
+
+
+def _expand(state: _State, space: bytes, *, workers: Workers, progress: Callable[[Progress], None] | None, until: float) -> None:
+    shown = 0.0
+    while state.heap and not (state.aim == "any" and state.evaluations):
+        if time.monotonic() > until:
+            raise _OutOfTimeError
         cutoffs = state.cutoffs()
         tasks = state.next_round(cutoffs)
         for outcome in workers.run([Task(space, tuple(nodes), cutoffs) for nodes in tasks]):
             state.push(outcome.nodes)
             for evaluation in outcome.evaluations:
                 state.add(evaluation)
-        if progress is not None:
+        if progress is not None and time.monotonic() >= shown + BETWEEN_PROGRESS:
+            shown = time.monotonic()
             progress(state.progress(state.cutoffs()))
+    state.heap.clear()
 
 
 def _given(space: Space) -> Evaluation | None:
@@ -195,6 +239,13 @@ def _given(space: Space) -> Evaluation | None:
         return evaluate(space.given, {}, problem.given, problem.speed, problem.rates)
     except AnalyzerError:
         return None
+
+
+def aim_of(space: Space, *, thorough: bool | None = None) -> Aim:
+    """What to search for: all of the result if that is wanted, or by default (None) if it takes a few seconds."""
+    if thorough is None:
+        thorough = candidates(space) < SMALL
+    return "table" if thorough else "fastest"
 
 
 def candidates(space: Space) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 from functools import cache
 from pathlib import Path
@@ -258,6 +259,20 @@ def test_the_readme_shows_the_result_of_its_search() -> None:
     assert len(lines) > 15
     start = printed.index(lines[0])
     assert [line for line in printed[start : start + len(shown)] if " layouts in " not in line] == lines
+
+
+def test_a_search_that_its_limit_ends_says_what_is_proven() -> None:
+    outcome = run(*SMALL, "--info-search-time", "0.000001")
+    assert outcome.status == 0
+    text = " ".join(outcome.out.split())
+    assert "ended early (limit of 1e-06 s)" in text
+    assert "a layout can be up to" in text
+
+
+def test_a_search_without_a_terminal_prints_lines_on_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analyzer.cli.search.BETWEEN_LINES", 0.0)
+    outcome = run(*SMALL)
+    assert re.match(r"get_training_info: searching for \d+ s: \d+ layouts evaluated, ", outcome.err.splitlines()[-1])
 
 
 def test_a_search_needs_a_gpu() -> None:

@@ -10,7 +10,7 @@ from analyzer.layout_search import search as search_module
 from analyzer.layout_search.executors import workers
 from analyzer.layout_search.problem import with_changes
 from analyzer.layout_search.result import SearchResult
-from analyzer.layout_search.search import search_space
+from analyzer.layout_search.search import ROUNDS, Aim, search_space
 from analyzer.specs.rules import violations
 from tests.layout_search.every_layout import Every, expected_best, expected_front, expected_place, figures
 
@@ -18,13 +18,17 @@ BEST = 3
 FRONT = 1.08
 
 
-@pytest.fixture(scope="module")
-def result(every: Every) -> SearchResult:
+def searched(every: Every, aim: Aim) -> SearchResult:
     """A search with a short result and short rounds, so that bounds leave out most layouts of a small space."""
     with pytest.MonkeyPatch.context() as patch, workers("1") as found:
-        for name, value in {"BEST": BEST, "FRONT": FRONT, "TASK": 2, "ROUND": 8}.items():
+        for name, value in {"BEST": BEST, "FRONT": FRONT, "TASK": 2, "ROUNDS": dict.fromkeys(ROUNDS, 8)}.items():
             patch.setattr(search_module, name, value)
-        return search_space(every.space, found)
+        return search_space(every.space, found, aim=aim)
+
+
+@pytest.fixture(scope="module")
+def result(every: Every) -> SearchResult:
+    return searched(every, "table")
 
 
 def test_a_search_finds_what_all_layouts_give(every: Every, result: SearchResult) -> None:
@@ -37,6 +41,22 @@ def test_a_search_finds_what_all_layouts_give(every: Every, result: SearchResult
     assert result.place == expected_place(given, best)
     assert result.complete
     assert result.evaluated <= result.candidates
+
+
+def test_a_quick_search_finds_the_fastest_layout(every: Every, result: SearchResult) -> None:
+    found = searched(every, "fastest")
+    fitting = every.fitting(most=0)  # without the overlapped exchange of tokens, which is tried for the layouts that were found
+    assert bool(found.best) == bool(fitting)
+    assert found.complete
+    assert found.evaluated <= result.evaluated
+    if fitting:
+        assert found.best[0].iteration_seconds <= min(each.iteration_seconds for each in fitting)
+        assert found.least_seconds == found.best[0].iteration_seconds
+
+
+def test_a_search_for_any_layout_finds_one_if_one_fits(every: Every) -> None:
+    found = searched(every, "any")
+    assert bool(found.best) == bool(every.fitting(most=0))
 
 
 def test_the_layouts_of_a_result_are_accepted_and_fit(every: Every, result: SearchResult) -> None:

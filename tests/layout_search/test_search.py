@@ -12,7 +12,7 @@ from analyzer.layout_search.executors import workers
 from analyzer.layout_search.options import as_text
 from analyzer.layout_search.related import largest
 from analyzer.layout_search.result import SearchResult
-from analyzer.layout_search.search import Progress, search_space
+from analyzer.layout_search.search import Progress, aim_of, search_space
 from analyzer.memory.ranks import highest_rank
 from analyzer.results import Report
 from tests.layout_search.every_layout import figures
@@ -28,7 +28,7 @@ OVER = ("pp", "vpp", "tp", "recompute")
 
 def result(count: int = 1, memory: str = "1800MiB") -> SearchResult:
     """The result of the search, computed once for each size of rounds and tasks."""
-    return _result(count, memory, search_module.TASK, search_module.ROUND)
+    return _result(count, memory, search_module.TASK, search_module.ROUNDS["table"])
 
 
 @cache
@@ -47,7 +47,8 @@ def content(found: SearchResult) -> tuple[object, ...]:
 def _short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that bounds leave out layouts of a small space, and that tests look at equal searches."""
     monkeypatch.setattr(search_module, "TASK", 4)
-    monkeypatch.setattr(search_module, "ROUND", 16)
+    monkeypatch.setattr(search_module, "ROUNDS", dict.fromkeys(search_module.ROUNDS, 16))
+    monkeypatch.setattr(search_module, "BETWEEN_PROGRESS", 0.0)
 
 
 @pytest.mark.slow
@@ -70,8 +71,9 @@ def test_bounds_leave_out_layouts() -> None:
     assert 10 <= found.evaluated < found.candidates / 2
 
 
-def test_progress_tells_what_was_found() -> None:
+def test_progress_tells_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Progress] = []
+    monkeypatch.setattr(search_module, "BETWEEN_PROGRESS", 0.0)
     found = search(WORDS, over=OVER, environ={}, folder=NOWHERE, progress=seen.append)
     assert [each.expanded for each in seen] == sorted(each.expanded for each in seen)
     assert seen[-1].open == 0
@@ -150,3 +152,21 @@ def test_the_largest_value_of_an_option_has_the_memory_of_its_report() -> None:
     found = largest(problem_of(launch), "seq-length")
     assert found.value == 3072
     assert found.device_bytes == needed(analyze(f"{SHARDED[1]} --seq-length {found.value}", environ={}, folder=NOWHERE))
+
+
+def test_a_limit_of_time_ends_a_search_with_a_proven_bound() -> None:
+    """The given layout is known from the start; without more time, the bound is that of the fastest possible split."""
+    found = search(WORDS, over=OVER, environ={}, folder=NOWHERE, seconds=1e-9)
+    assert (found.complete, found.evaluated) == (False, 0)
+    complete = result()
+    assert found.best == (complete.given,)
+    assert 0 < found.least_seconds <= complete.best[0].iteration_seconds <= found.best[0].iteration_seconds
+    assert found.gap == pytest.approx(1 - found.least_seconds / found.best[0].iteration_seconds)
+    assert complete.gap == 0
+
+
+def test_only_a_small_space_is_searched_for_all_of_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Case(tuple(WORDS.split()), OVER, ()).space
+    assert (aim_of(space), aim_of(space, thorough=False)) == ("table", "fastest")
+    monkeypatch.setattr(search_module, "SMALL", 1)
+    assert (aim_of(space), aim_of(space, thorough=True)) == ("fastest", "table")

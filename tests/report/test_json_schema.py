@@ -63,7 +63,7 @@ NOT_BY_NAME: Final[Mapping[str, str]] = {
     "RankClass": "chunks trees",
     "RankMemory": "peak_event peak_in_first_iteration unsplit_bytes unsplit_at_first_peak_bytes unsplit_at_peak_bytes replayed",
     "Report": "groups full_model warnings unknown timelines command",
-    "SearchResult": "best front given ended",
+    "SearchResult": "best front given least_seconds ended",
     "Tier": "weights cache activations buffers capacity",
 }
 """Fields of result records that no JSON field names: a function of the format converts them, or the JSON does not have them."""

@@ -20,8 +20,9 @@ ONLY_INFERENCE: Final = ("--info-quantize", "--info-offload")
 ONLY_TRAINING: Final = (
     "--info-engine", "--info-against", "--info-log", "--info-record", "--info-allocator", "--info-check", "--info-allow-truncated",
     "--info-tolerance", "--info-lora", "--info-rank", "--info-layers", "--info-calibrate", "--info-calibrate-disk", "--info-tokens",
-    "--info-search", "--info-search-over", "--info-keep", "--info-search-gpus", "--info-search-max", "--info-search-csv",
-    "--info-workers", "--info-launch", "--info-print-options", "--info-detail", "--info-html", "--info-timeline",
+    "--info-search", "--info-search-over", "--info-keep", "--info-search-gpus", "--info-search-max",
+    "--info-search-thorough", "--info-search-time", "--info-search-csv", "--info-workers", "--info-launch", "--info-print-options",
+    "--info-detail", "--info-html", "--info-timeline",
 )  # fmt: skip
 """Options that only the analysis of a training uses."""
 STATIC_SCRIPTS: Final = ("run_text_generation_server", "gpt_static_inference", "run_inference_performance_test")

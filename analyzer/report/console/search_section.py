@@ -87,10 +87,14 @@ def _launch(report: Report) -> str:
 def _extent(result: SearchResult) -> str:
     if not result.complete:
         ended = f"The search ended early ({result.ended}), after {format_seconds(result.seconds)}"
-        return f"{ended}: {result.evaluated:,} of {result.candidates:,} layouts were evaluated, and there may be faster ones."
+        bound = f"a layout can be up to {result.gap:.0%} faster" if result.best else "there may be a layout that fits"
+        return f"{ended}: {result.evaluated:,} of {result.candidates:,} layouts were evaluated, and {bound}."
     text = f"{result.candidates:,} layouts in {format_seconds(result.seconds)}"
     if result.evaluated >= result.candidates:
         return f"{text}: all were evaluated."
+    if result.aim == "fastest":
+        more = "The others of the list are not proven to be the next ones; --info-search-thorough finds these."
+        return f"{text}: bounds of time and memory prove that none is faster than the first. {more}"
     return f"{text}: {result.evaluated:,} were evaluated, and bounds of time and memory exclude the others."
 
 

@@ -59,7 +59,7 @@ def _given(result: SearchResult) -> Given | None:
 
 FORMATS: Final[Formats] = {
     SearchResult: {
-        **named("candidates evaluated fitting seconds complete error"),
+        **named("candidates evaluated fitting seconds complete aim gap error"),
         "best": _best,
         "front": _front,
         "given": _given,
