@@ -36,7 +36,8 @@ Word = str | int | float | os.PathLike[str]
 OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "log",
     "dry", "run_all", "calibrate", "calibrate_disk", "html", "timeline", "search", "search_over",
-    "keep", "search_gpus", "search_max", "search_thorough", "search_time", "search_csv", "workers",
+    "keep", "search_gpus", "search_max",
+    "search_fewest_gpus", "search_days", "search_thorough", "search_time", "search_csv", "workers",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 ORDERED_BY: Final = "H100-80GB"
@@ -379,10 +380,10 @@ def search(
     `argv`, `gpu`, `environ` and `folder` are those of `analyze`. `over`: the dimensions to search (`--info-search-over`), all usual
     ones if empty. `keep`: options of Megatron that must not change. The first layout of the result is proven to be the fastest that
     fits; with `thorough` the ten fastest and the front of memory and time are proven as well (None: if that takes a few seconds).
-    `seconds` limits the duration: the result then has what was found, and `gap`, the share of the time by which another layout could
-    be faster. `workers`: a number of processes, None for one per processor, or the address of a Dask scheduler. `progress` is called
-    from time to time. A KeyboardInterrupt ends the search; the result then has what was found, and `complete` is False. Iterating
-    over the result gives its layouts, the fastest first.
+    `seconds` limits the duration: the result then has what was found, and `gap`, the share of the time by which another layout
+    could be faster. `workers`: a number of processes, None for one per processor, or the address of a Dask scheduler. `progress` is
+    called from time to time. A KeyboardInterrupt ends the search; the result then has what was found, and `complete` is False.
+    Iterating over the result gives its layouts, the fastest first.
 
     Raises `analyzer.errors.AnalyzerError` for input that is invalid or not supported.
     """

@@ -52,7 +52,6 @@ DOCUMENTS: Final[Mapping[str, Document]] = {
         Value(Report, document.FORMATS),
         {
             "search": Value(SearchResult, search.FORMATS),
-            "largest": Value(Limit, search.FORMATS),
             "comparisons": Value(list[Check], check.FORMATS),
             "log": Value(LogComparison, log.FORMATS),
             "against": Value(Against, against.FORMATS),
@@ -61,6 +60,7 @@ DOCUMENTS: Final[Mapping[str, Document]] = {
     "inference": Document(Value(InferenceReport, inference.FORMATS), {}),
     "offloading": Document(Value(OffloadReport, offload.FORMATS), {}),
     "searches": Document(None, {"searches": Value(list[Question], search.FORMATS)}, ("searches",)),
+    "extremes": Document(None, {"extremes": Value(list[search.OfGpu], search.FORMATS)}, ("extremes",)),
     "largest": Document(None, {"largest": Value(Limit, search.FORMATS)}, ("largest",)),
     "check": Document(Value(Check, check.FORMATS), {}),
 }

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -46,6 +47,11 @@ def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
     launches = [read_launch([*argv, *((GPU, name) if name else ())], environ=environ, folder=folder) for name in names]
     options = launches[0].options
     _check(options)
+    if options.search_days is not None and not options.search_fewest_gpus:
+        remedy = "add --info-search-fewest-gpus, or leave it out"
+        raise InputError("--info-search-days", "is only used with --info-search-fewest-gpus", remedy)
+    if options.search_fewest_gpus or (options.search and options.search_max is not None):
+        return _extreme(argv, launches, options)
     if len(launches) > 1 or options.search_gpus:
         for field in ("search_csv", "search_max", "html"):
             if getattr(options, field):
@@ -91,13 +97,12 @@ def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
     report = replace(report_of(launch), command=tuple(argv))
     commands = tuple(_command(argv, launch, each.options) for each in result.best[:COMMANDS])
     result = replace(result, commands=commands)
-    limit = None if options.search_max is None else _largest(problem, options)
     if options.html is not None:
         from analyzer.cli.html import write_html
         from analyzer.report.json.search import search_json
 
         write_html(report, launch, options.html, argv=argv, more={"search": search_json(result)})
-    _write(report, result, options, limit)
+    _write(report, result, options)
     return _status([result])
 
 
@@ -115,24 +120,50 @@ def _command(argv: Sequence[str], launch: Launch, options: Mapping[str, object])
     return command_line(argv, launch.arguments, options)
 
 
-def _write(report: Report, result: SearchResult, options: InfoOptions, limit: Limit | None) -> None:
+def _write(report: Report, result: SearchResult, options: InfoOptions) -> None:
     from analyzer.report.console.report import print_report
-    from analyzer.report.console.search_section import print_limit, print_search
+    from analyzer.report.console.search_section import print_search
     from analyzer.report.json.document import to_json, write_text
-    from analyzer.report.json.search import as_csv, limit_json, search_json
+    from analyzer.report.json.search import as_csv, search_json
 
     if options.search_csv is not None:
         write_text(as_csv(result), options.search_csv, option="--info-search-csv")
-    if options.json is not None:
-        largest = {} if limit is None else {"largest": limit_json(limit)}
-        if write_json({**to_json(report), "search": search_json(result), **largest}, options.json):
-            return
+    if options.json is not None and write_json({**to_json(report), "search": search_json(result)}, options.json):
+        return
     with standard_output() as stream:
         if options.detail:
             print_report(report, detail=options.detail, stream=stream)
         print_search(result, report, stream=stream)
-        if limit is not None:
-            print_limit(limit, report.verdict.capacity_bytes or 0, stream=stream)
+
+
+def _extreme(argv: Sequence[str], launches: Sequence[Launch], options: InfoOptions) -> int:
+    """Prints the smallest number of GPUs, or the largest value of an option, over all layouts: one answer for each GPU."""
+    from analyzer.layout_search.extremes import Answers, Extreme
+    from analyzer.report.console.extreme_section import print_extremes
+    from analyzer.report.json.document import head
+    from analyzer.report.json.search import extremes_json
+
+    for field in ("search_csv", "html", "search_gpus", "search_thorough", "search_time", "detail"):
+        if getattr(options, field):
+            option = f"--info-{field}".replace("_", "-")
+            raise InputError(option, "cannot be used with a question over all layouts", "leave it out, or leave out the question")
+    if options.search_fewest_gpus and options.search_max is not None:
+        fault = "cannot be used with --info-search-fewest-gpus"
+        raise InputError("--info-search-max", fault, "ask one question, then the other with that number of GPUs")
+    found: list[tuple[str, Extreme]] = []
+    with _workers(options, _space(problem_of(launches[0]), options)) as workers:
+        for launch in launches:
+            trained = partial(_training, launch)
+            answers = Answers(problem_of(launch), workers, trained, over=options.search_over, keep=options.keep)
+            if options.search_fewest_gpus:
+                answer = answers.fewest_gpus(days=options.search_days)
+            else:
+                answer = answers.largest("seq-length" if options.search_max == "seq-length" else "micro-batch-size")
+            found.append((launch.job.hardware.name or "", answer))
+    if options.json is None or not write_json({**head(argv), "extremes": extremes_json(found)}, options.json):
+        with standard_output() as stream:
+            print_extremes(found, days=options.search_days, stream=stream)
+    return FITS if any(answer.value is not None for _, answer in found) else DOES_NOT_FIT
 
 
 def _several(argv: Sequence[str], launches: Sequence[Launch], options: InfoOptions) -> int:

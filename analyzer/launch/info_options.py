@@ -34,10 +34,11 @@ PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
 GPU: Final = "--info-gpu"
 LORA: Final = "--info-lora"
-ASKING: Final = ("--info-search", "--info-search-gpus", "--info-search-max")
+ASKING: Final = ("--info-search", "--info-search-gpus", "--info-search-fewest-gpus", "--info-search-max")
 """Options that ask for a search."""
 OF_SEARCH: Final = (
-    "--info-search-over", "--info-keep", "--info-search-thorough", "--info-search-time", "--info-search-csv", "--info-workers",
+    "--info-search-over", "--info-search-days", "--info-keep", "--info-search-thorough", "--info-search-time", "--info-search-csv",
+    "--info-workers",
 )  # fmt: skip
 """Options that only a search uses."""
 SCRIPT_ENDINGS: Final = (".sh", ".slurm", ".sbatch")
@@ -105,6 +106,10 @@ class InfoOptions:
     """Options that the search must not change."""
     search_gpus: tuple[int, ...] = ()
     """Numbers of GPUs to search for."""
+    search_fewest_gpus: bool = False
+    """Look for the smallest number of GPUs."""
+    search_days: float | None = None
+    """Most days that the training may take with it."""
     search_max: str | None = None
     """An option whose largest value that fits is asked for."""
     search_thorough: bool = False
@@ -220,8 +225,12 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     ),
     "keep": InfoOption("LIST", "options of Megatron that the search must not change, such as micro-batch-size", words),
     "search_gpus": InfoOption("LIST", "search for each of these numbers of GPUs, such as 64,128,256", integers(1)),
+    "search_fewest_gpus": InfoOption("", "search for the smallest number of GPUs with which a layout fits", flag),
+    "search_days": InfoOption("N", "with --info-search-fewest-gpus: the training takes at most so many days", positive),
     "search_max": InfoOption(
-        "WHAT", "largest micro-batch-size or seq-length with which the launch fits", choice("micro-batch-size", "seq-length")
+        "WHAT",
+        "largest micro-batch-size or seq-length with which the launch fits; with --info-search in any layout",
+        choice("micro-batch-size", "seq-length"),
     ),
     "search_thorough": InfoOption(
         "", "prove all layouts of the list, not only the first (default where it takes a few seconds)", flag

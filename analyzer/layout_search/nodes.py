@@ -183,12 +183,14 @@ class Expander:
         """The evaluation of a layout, unless a better bound of its memory or its exact time leaves it out."""
         if node.stages is None or node.recompute is None or not cutoffs.needs(node.seconds, node.device_bytes):
             return None
-        layout = Layout(node.setting, node.split, node.stages, node.recompute)
-        found, fits = self._evaluated_layout(layout, node.seconds, cutoffs)
-        fallback = self.space.settings[node.setting].fallback
-        if fits or fallback is None:
-            return found
-        return self._evaluated_layout(layout._replace(setting=fallback), node.seconds, cutoffs)[0]
+        setting: int | None = node.setting
+        while setting is not None:
+            layout = Layout(setting, node.split, node.stages, node.recompute)
+            found, fits = self._evaluated_layout(layout, node.seconds, cutoffs)
+            if fits:
+                return found
+            setting = self.space.settings[setting].fallback
+        return None
 
     def _evaluated_layout(self, layout: Layout, seconds: float, cutoffs: Cutoffs) -> tuple[Evaluation | None, bool]:
         """The evaluation of a layout, if it is needed, and whether the layout fits as far as is known.
@@ -205,8 +207,10 @@ class Expander:
             return needed
 
         try:
-            if job is None or (least := screen(job).device_bytes) > problem.capacity or not cutoffs.needs(seconds, least):
-                return None, job is not None
+            if job is None or (least := screen(job).device_bytes) > problem.capacity:
+                return None, False
+            if not cutoffs.needs(seconds, least):
+                return None, True
             options = changed_options(self.space, layout)
             found = evaluate(layout, options, job, problem.speed, problem.rates, is_needed=is_needed)
         except AnalyzerError:

@@ -2,8 +2,8 @@
 
 They are the dimension `overlap` of a search. It does not try all combinations of them for each layout:
 
-- `FUSIONS` and `ALWAYS` never lengthen an iteration in the time model. They are switched on wherever Megatron accepts them. No
-  lower bound of the memory depends on `ALWAYS`, so a layout that does not fit with these is evaluated without.
+- `FUSIONS` and `ALWAYS` never lengthen an iteration in the time model. They are switched on wherever Megatron accepts them. A
+  layout that does not fit with these is evaluated without `ALWAYS`, and then without both.
 - `SEARCHED`: may lengthen an iteration, and need memory. Layouts with and without are nodes of their own, with their own bounds.
 - `EXPERTS`: tried for the fastest layouts when the bounds have excluded all others: the memory of overlapped microbatches has no
   fast lower bound.
@@ -72,7 +72,9 @@ def with_overlaps(problem: Problem, bases: Sequence[Changes], keep: Collection[s
         hides = not changes.get("use_megatron_fsdp")  # whose communication always overlaps
         always = _accepted(problem, fused, [dest for dest in ALWAYS if dest in usable and hides])
         plain.append(Setting(changes, base, searched={**fused, **always} == changes))
-        fallback = add(Setting(fused, base, searched=False)) if always else None
+        fallback = base if fused != changes else None
+        if always:
+            fallback = add(Setting(fused, base, searched=False, fallback=fallback))
         start: Changes = {**fused, **always}
         accepted = [dest for dest in SEARCHED if dest in usable and _is_accepted(problem, start, dest)]
         for more in ({}, *({dest: True} for dest in accepted)):

@@ -10,6 +10,7 @@ _FLAGS: Final = {
     "apply_rope_fusion": "--no-rope-fusion",
     "bias_gelu_fusion": "--no-bias-gelu-fusion",
     "clone_scatter_output_in_embedding": "--no-clone-scatter-output-in-embedding",
+    "create_attention_mask_in_dataloader": "--no-create-attention-mask-in-dataloader",
     "deprecated_use_mcore_models": "--use-mcore-models",
     "fp4": "--fp4-format",
     "fp8": "--fp8-format",

@@ -169,11 +169,30 @@ def test_the_largest_value_fits_and_the_next_does_not(option: str, tmp_path: Pat
             assert alone["verdict"]["fits"] is fits
 
 
-def test_the_largest_value_is_part_of_the_report_of_a_search() -> None:
-    outcome, _, document = made(*LAUNCH, "--info-search", "--info-search-over", "tp", "--info-search-max", "micro-batch-size")
-    assert document["largest"]["option"] == "micro-batch-size"
-    assert document["search"]["best"]
-    assert titles(outcome.out)[-1] == "Largest --micro-batch-size"
+def test_the_largest_value_over_all_layouts() -> None:
+    words = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp", "--info-search-max", "micro-batch-size")
+    (found,) = report(*words)["extremes"]
+    alone = report(*ALONE, "--info-search-max", "micro-batch-size")["largest"]
+    assert (found["gpu"], found["what"]) == ("H100-80GB", "micro-batch-size")
+    assert found["value"] >= alone["value"]
+    printed = run(*words).out
+    assert titles(printed) == ("Largest micro-batch (H100-80GB)",)
+    options = " ".join(printed.partition("Options: ")[2].split())
+    assert f"--micro-batch-size {found['value']}" in options
+    pasted = report(*ALONE, *shlex.split(options))
+    assert max(rank["memory"]["device_bytes"] for rank in pasted["ranks"]) == found["layout"]["device_bytes"]
+
+
+def test_the_smallest_number_of_gpus() -> None:
+    words = (*LAUNCH, "--info-search-over", "tp,pp", "--info-search-fewest-gpus", "--info-tokens", "1T", "--info-price", "2")
+    (found,) = report(*words)["extremes"]
+    assert (found["what"], found["value"], found["gpus"]) == ("gpus", 1, 1)
+    days = found["training"]["days"]
+    (faster,) = report(*words, "--info-search-days", f"{0.6 * days:f}")["extremes"]
+    assert faster["value"] > 1
+    assert faster["training"]["days"] <= 0.6 * days
+    printed = " ".join(run(*words, "--info-search-days", f"{0.6 * days:f}").out.split())
+    assert "are the fewest with which the launch fits within" in printed
 
 
 def test_numbers_of_gpus_and_gpus_are_compared(tmp_path: Path) -> None:
@@ -227,6 +246,9 @@ def test_one_gpu_alone_equals_its_search_in_a_comparison(words: tuple[str, ...])
         (("--info-search-max", "layers"), "--info-search-max"),
         (("--info-search-max", "seq-length", "--info-search-gpus", "8,16"), "--info-search-max"),
         (("--info-search-csv", "file.csv", "--info-search-gpus", "8,16"), "--info-search-csv"),
+        (("--info-search", "--info-search-days", "3"), "--info-search-days"),
+        (("--info-search-fewest-gpus", "--info-search-max", "seq-length"), "--info-search-max"),
+        (("--info-search-fewest-gpus", "--info-search-csv", "file.csv"), "--info-search-csv"),
         (("--info-html", "file.html", "--info-search-gpus", "8,16"), "--info-html"),
         (("--info-html", "file.html", "--info-search-max", "seq-length"), "--info-html"),
         (("--info-search", "--info-html", "/nonexistent/file.html"), "--info-html"),

@@ -44,7 +44,8 @@ class Every(NamedTuple):
         return [each for each in self.layouts if each.layout.setting in space.settings_of(each.layout.split)]
 
     def fitting(self, *, most: int) -> list[Evaluation]:
-        """The layouts of a search that fit the GPU: the launch, and each layout with its overlaps, or without if it fits only so.
+        """The layouts of a search that fit the GPU: the launch, and each layout with its overlaps and fusions, or with fewer of
+        them if it fits only so.
 
         The overlapped exchange of tokens is among them for the `most` fastest distributions of layers.
         """
@@ -57,9 +58,10 @@ class Every(NamedTuple):
             if not searched and layout != space.given:
                 continue
             fits = self._fitting(known[layout])
-            other = known.get(layout._replace(setting=-1 if setting.fallback is None else setting.fallback))
-            if fits is None and other is not None:
-                fits = self._fitting(other)
+            while fits is None and setting.fallback is not None:
+                other = known.get(layout._replace(setting=setting.fallback))
+                fits = None if other is None else self._fitting(other)
+                setting = space.settings[setting.fallback]
             if fits is not None:
                 found[fits.layout] = fits
         for first in best_of(space, list(found.values()))[:most]:

@@ -72,6 +72,7 @@ RESULTS: Final = (
     "analyzer.inference.results",
     "analyzer.inference.offload.estimate",
     "analyzer.layout_search.evaluation",
+    "analyzer.layout_search.extremes",
     "analyzer.layout_search.related",
     "analyzer.layout_search.result",
     "analyzer.report.against",
@@ -85,6 +86,7 @@ SECTIONS: Final = {
     "offloading": ("inference",),
     "searches": ("search",),
     "largest": ("search",),
+    "extremes": ("search",),
     "check": ("check",),
 }
 """The sections of docs/json.md that describe each document, after the part before the first section."""

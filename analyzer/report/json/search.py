@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from analyzer.layout_search.evaluation import Evaluation
+from analyzer.layout_search.extremes import Extreme
 from analyzer.layout_search.related import Limit, Question
 from analyzer.layout_search.result import SearchResult, rows
 from analyzer.report.json.encoder import SPREAD, Formats, encode, named, own_fields
@@ -18,6 +19,13 @@ class Listed(NamedTuple):
 
     evaluation: Evaluation
     equals_first: bool
+
+
+class OfGpu(NamedTuple):
+    """The answer for a GPU."""
+
+    gpu: str
+    extreme: Extreme
 
 
 class Given(NamedTuple):
@@ -36,6 +44,12 @@ def search_json(result: SearchResult) -> dict[str, Any]:
 def questions_json(questions: Sequence[Question]) -> list[dict[str, Any]]:
     """The field `searches`: one search for each GPU and number of GPUs."""
     found: list[dict[str, Any]] = encode(questions, FORMATS)
+    return found
+
+
+def extremes_json(extremes: Sequence[tuple[str, Extreme]]) -> list[dict[str, Any]]:
+    """The field `extremes`: the answer for each GPU."""
+    found: list[dict[str, Any]] = encode([OfGpu(gpu, extreme) for gpu, extreme in extremes], FORMATS)
     return found
 
 
@@ -68,6 +82,7 @@ FORMATS: Final[Formats] = {
     Evaluation: own_fields(Evaluation, without="layout"),
     Listed: {SPREAD: "evaluation", "equals_first": "equals_first"},
     Given: {"place": "place", SPREAD: "evaluation"},
+    OfGpu: {"gpu": "gpu", SPREAD: "extreme"},
     Question: {**named("gpu gpus training"), SPREAD: "result"},
 }
 
