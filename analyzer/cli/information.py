@@ -14,7 +14,9 @@ def print_information(argv: Sequence[str]) -> bool:
     `--version` must be the first word, because a word of a launch script may be the same.
     """
     if "--help" in argv or "-h" in argv:
-        return _print(usage())
+        from analyzer.cli.commands.help import commands_text
+
+        return _print(usage(commands_text().splitlines()))
     if argv[:1] == ["--version"]:
         from analyzer import __version__
 

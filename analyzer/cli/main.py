@@ -11,6 +11,7 @@ from typing import Final
 from analyzer.errors import FITS, INTERNAL_ERROR, INTERRUPTED, AnalyzerError, InputError
 
 DEBUG: Final = "--info-debug"
+DEBUG_OF_COMMAND: Final = "--debug"
 OWN_FOLDER: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 """The folder of this package."""
 MAX_ERROR: Final = 300
@@ -27,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _reported(lambda: _run(arguments), debug=DEBUG in arguments)
+        debug = DEBUG in arguments or (DEBUG_OF_COMMAND in arguments and _is_command(arguments[0]))
+        return _reported(lambda: _run(arguments), debug=debug)
     except KeyboardInterrupt:
         from analyzer.cli.output import print_message
 
@@ -66,11 +68,28 @@ def _unusable_file(error: Exception) -> InputError | None:
 
 
 def _run(argv: list[str]) -> int:
+    if not argv:
+        remedy = "write get-training-info fit, time, search or another command; --help lists them"
+        raise InputError("launch", "none is given", remedy)
+    if _is_command(argv[0]):
+        from analyzer.cli.commands.run import run_command
+
+        return run_command(argv[0], argv[1:], _drop_in)
+    return _drop_in(argv)
+
+
+def _is_command(word: str) -> bool:
+    """Whether the first word is a command, and not a launch in the drop-in form."""
+    from analyzer.cli.commands.run import COMPLETION
+    from analyzer.cli.commands.table import COMMANDS
+
+    return word in COMMANDS or word == COMPLETION
+
+
+def _drop_in(argv: list[str]) -> int:
+    """Runs a command line of the drop-in form."""
     from analyzer.cli.information import print_information
 
-    if not argv:
-        remedy = "give a launch script, the options of a launch, or --info-model; --help lists the options"
-        raise InputError("launch", "none is given", remedy)
     position = _position_of_script(argv)
     if print_information(argv[:position]):
         return FITS

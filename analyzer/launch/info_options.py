@@ -273,13 +273,18 @@ OPTIONS: Final[dict[str, InfoOption]] = {
 FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in OPTIONS}
 
 
-def usage() -> str:
-    """The text of `--help`."""
+def usage(commands: Sequence[str]) -> str:
+    """The text of `--help`. `commands`: its lines about the commands."""
     lines = [
-        "get_training_info.py SCRIPT.sh [arguments] [--info options]",
-        "get_training_info.py [torchrun options] [pretrain_gpt.py] [Megatron options] [--info options]",
+        "get-training-info COMMAND TARGET [options]",
+        "get-training-info SCRIPT.sh [arguments] [--info options]",
+        "get-training-info [torchrun options] [pretrain_gpt.py] [Megatron options] [--info options]",
         "",
-        "Predicts the memory of each GPU of a Megatron-LM launch, whether it fits, and which ranks communicate.",
+        "Predicts the memory of each GPU of a Megatron-LM launch, whether it fits, how long it takes, and which ranks communicate.",
+        "",
+        *commands,
+        "",
+        "Without a command:",
         "",
         "A launch script runs with its launchers replaced: torchrun, deepspeed, accelerate and python with a training script,",
         "also under srun, mpirun, ray, nsys and containers. It runs in a copy of the file system that is thrown away, with its",
@@ -294,7 +299,7 @@ def usage() -> str:
     lines += [f"  {_shown(name):<38} {OPTIONS[field].help}" for name, field in FLAGS.items()]
     lines += [
         "",
-        "Other commands: --help, --version, --info-gpu list, --info-model list.",
+        "Also: --help, --version, --info-gpu list, --info-model list.",
         "",
         "A trace of --info-record for PyTorch's memory viewer: python -m allocator_hook.visualizer TRACE FILE.",
         "",
