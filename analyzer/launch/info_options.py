@@ -20,6 +20,7 @@ from analyzer.launch.info_values import (
     lora,
     margin,
     number_from,
+    options_of_launch,
     positive,
     several,
     share,
@@ -34,6 +35,8 @@ PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
 GPU: Final = "--info-gpu"
 LORA: Final = "--info-lora"
+SET: Final = "--info-set"
+UNSET: Final = "--info-unset"
 ASKING: Final = ("--info-search", "--info-search-gpus", "--info-search-fewest-gpus", "--info-search-max")
 """Options that ask for a search."""
 OF_SEARCH: Final = (
@@ -127,6 +130,10 @@ class InfoOptions:
     offload: Offload | None = None
     """Where weights, cache and activations of inference are, or a search for it; None for all on the GPU."""
     launch: bool = False
+    set: tuple[str, ...] = ()
+    """Words of options of Megatron that replace those of the launch."""
+    unset: tuple[str, ...] = ()
+    """Options of the launch that are left out."""
     lora: tuple[int, tuple[str, ...]] | None = None
     """Rank of adapters, and the linear layers that have one; all if none is named."""
     megatron: str | None = None
@@ -249,6 +256,10 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "where inference has its tensors: weights=20/80/0,cache=0/100/0,activations=0/100/0 percent on GPU, host, disk",
         offload,
     ),
+    "set": InfoOption(
+        "OPTIONS", "options of Megatron in the place of those of the launch, such as '--micro-batch-size 2'", options_of_launch
+    ),
+    "unset": InfoOption("LIST", "options of the launch to leave out, such as sequence-parallel", words),
     "lora": InfoOption(
         "RANK[:LIST]", "train LoRA adapters beside frozen weights, such as 16 or 16:linear_qkv,linear_proj (default: all)", lora
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -36,6 +37,21 @@ def words(name: str, text: str | None) -> tuple[str, ...]:
     found = tuple(each.strip() for each in (text or "").split(","))
     if "" in found:
         raise InputError(name, f"{text!r} has an empty entry", "write words separated by commas")
+    return found
+
+
+def options_of_launch(option: str, text: str | None) -> tuple[str, ...]:
+    """The value of `--info-set`: options of Megatron with their values. Raises InputError for anything else."""
+    remedy = f"write {option} '--tensor-model-parallel-size 4 --sequence-parallel'"
+    try:
+        found = tuple(shlex.split(text or ""))
+    except ValueError as error:
+        raise InputError(option, f"cannot be split into words: {str(error).lower()}", remedy) from None
+    if not found or not found[0].startswith("--"):
+        raise InputError(option, f"{text!r} does not begin with an option", remedy)
+    own = next((word for word in found if word.startswith("--info-")), None)
+    if own is not None:
+        raise InputError(option, f"{own} is an option of this program", "give it beside the launch")
     return found
 
 

@@ -23,6 +23,7 @@ from analyzer.launch.options.choose_release import chosen_table, read_with_catal
 from analyzer.launch.options.script_options import script_of, table_with_script, with_script
 from analyzer.launch.software import software_of
 from analyzer.launch.split_argv import SplitArgv, split_argv
+from analyzer.launch.what_if import changed_words
 from analyzer.specs.adapters import ADAPTER_TARGETS
 from analyzer.specs.fine_tuning import Adapter, FineTuning
 
@@ -56,9 +57,12 @@ def parse(
     size = None if world is None else world.size
     of_framework = own is not None
     if own is None:
-        own = megatron_words(words.megatron, words.entry, command.choice.table, command.catalogue, world=size, strict=info.strict)
-    elif info.strict:
-        _refuse_unknown(own)
+        of_megatron = changed_words(words.megatron, info, known)
+        own = megatron_words(of_megatron, words.entry, command.choice.table, command.catalogue, world=size, strict=info.strict)
+    else:
+        own = replace(own, words=changed_words(own.words, info, known))
+        if info.strict:
+            _refuse_unknown(own)
     entry = _about_entry(words, known) if own.model is None and not of_framework else ()
     if info.world_size is None:
         world = own.world or world

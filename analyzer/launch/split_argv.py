@@ -62,7 +62,8 @@ class _Splitter:
         flag, equals, attached = word.partition("=")
         value = attached if equals else None
         if info_options.takes_value(flag) and not equals:
-            value = self.words.pop(0) if self.words and not is_option(self.words[0]) else None
+            has_value = bool(self.words) and (flag == info_options.SET or not is_option(self.words[0]))
+            value = self.words.pop(0) if has_value else None
         self.info.append((flag, value))
 
     def _option(self, word: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.errors import InputError
-from analyzer.launch.info_options import MODEL
+from analyzer.launch.info_options import MODEL, SET, UNSET
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.split_argv import split_argv
 
@@ -30,6 +30,9 @@ def training_command(argv: Sequence[str], *, folder: Path) -> list[str]:
             f"the training script does not have {MODEL}",
             "write the options that --info-print-options prints in the launch",
         )
+    changed = next((name for name, _ in words.info if name in (SET, UNSET)), None)
+    if changed is not None:
+        raise InputError(changed, "only the analysis uses it, and --info-launch starts the launch as it is", "change the launch")
     module = any(dest == "module" for dest, _, _ in words.launcher_options)
     script = words.entry or DEFAULT_SCRIPT
     if not module and not (folder / script).exists():

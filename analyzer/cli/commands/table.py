@@ -28,7 +28,8 @@ class Command(NamedTuple):
 
 
 COMMON: Final = (
-    "gpu", "gpu_memory", "world_size", "gpus_per_node", "margin", "network", "hardware", "calibration", "moe_imbalance", "lora",
+    "gpu", "gpu_memory", "world_size", "gpus_per_node", "margin", "network", "hardware", "calibration", "moe_imbalance", "set",
+    "unset", "lora",
     "megatron", "te", "torch", "json", "strict", "debug",
 )  # fmt: skip
 """Options of every command that analyzes a launch."""

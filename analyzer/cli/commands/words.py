@@ -69,7 +69,7 @@ def split(name: str, words: Sequence[str]) -> Asked:
 def _value(name: str, flag: str, attached: str | None, rest: list[str]) -> str:
     if attached:
         return attached
-    if not rest or rest[0].startswith("--"):
+    if not rest or (rest[0].startswith("--") and flag != "--set"):
         raise InputError(flag, "has no value", f"get-training-info {name} --help shows what it takes")
     return rest.pop(0)
 
