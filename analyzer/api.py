@@ -37,7 +37,7 @@ OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "log",
     "dry", "run_all", "calibrate", "calibrate_disk", "html", "timeline", "search", "search_over",
     "keep", "search_gpus", "search_max",
-    "search_fewest_gpus", "search_days", "search_thorough", "search_time", "search_csv", "workers",
+    "faster", "search_fewest_gpus", "search_days", "search_thorough", "search_time", "search_csv", "workers",
 )  # fmt: skip
 """Fields of `InfoOptions` that ask the command line to print, record or start something."""
 ORDERED_BY: Final = "H100-80GB"
@@ -414,6 +414,18 @@ def with_advice(report: Report, launch: Launch) -> Report:
         inputs = TimeInputs(speed=speed)
     before = max(rank.memory.device_bytes for rank in report.ranks)
     return replace(report, advice=advise(_problem(launch, inputs), before=before, timed=timed, keep=launch.options.keep))
+
+
+def with_faster(report: Report, launch: Launch) -> Report:
+    """The report with changes of one dimension that make the launch faster, if it fits and its time is known."""
+    inputs = launch.time
+    if not report.verdict.fits or report.time is None or inputs is None or inputs.flops_share is not None:
+        return report
+    from analyzer.layout_search.advice import faster
+
+    before = max(rank.memory.device_bytes for rank in report.ranks)
+    seconds = report.time.iteration_seconds
+    return replace(report, advice=faster(_problem(launch, inputs), before=before, seconds=seconds, keep=launch.options.keep))
 
 
 def _words(argv: str | Sequence[Word], gpu: str | None) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analyzer.api import read_launch, report_of
+from analyzer.api import read_launch, report_of, with_faster
 from analyzer.cli.newest_release import with_newest_release
 from analyzer.cli.output import write_report
 from analyzer.errors import CHECK_FAILED, DOES_NOT_FIT, FITS
@@ -32,6 +32,8 @@ def predict_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
 
         log = read_log(options.log)
     report = with_newest_release(report_of(launch), launch, argv, environ=environ, folder=folder)
+    if options.faster:
+        report = with_faster(report, launch)
     command = ("get_training_info.py", *argv)
     if options.record is not None:
         from analyzer.cli.record import record_rank

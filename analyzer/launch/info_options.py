@@ -101,6 +101,8 @@ class InfoOptions:
     """Tokens of the training."""
     price: float | None = None
     """Price of a GPU-hour."""
+    faster: bool = False
+    """Look for changes of one dimension that make the launch faster."""
     search: bool = False
     """Look for the fastest layouts that fit."""
     search_over: tuple[str, ...] = ()
@@ -185,7 +187,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "detail": InfoOption(
         "LIST",
         "sections of the report to print in full, separated by commas",
-        several("summary", "memory", "time", "groups", "communication", "tree", "full", none="summary"),
+        several("line", "summary", "memory", "time", "groups", "communication", "tree", "full", none="summary"),
     ),
     "fail_on": InfoOption(
         "LIST",
@@ -226,6 +228,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     ),
     "tokens": InfoOption("N", "tokens of the training, such as 15T (default: --train-iters or --train-samples)", count),
     "price": InfoOption("X", "price of a GPU-hour, for the cost of the training", positive),
+    "faster": InfoOption("", "name changes of one option that make a launch that fits faster (about a second)", flag),
     "search": InfoOption("", "list the fastest layouts of the launch that fit, with the same GPUs and global batch size", flag),
     "search_over": InfoOption(
         "LIST", "dimensions to search, such as tp,pp,cp,micro-batch,recompute (default: the usual ones)", words

@@ -52,8 +52,11 @@ def smallest_change(space: Space) -> Evaluation | None:
     return None
 
 
-def fastest(space: Space, layouts: Iterable[Changed]) -> dict[tuple[str, ...], Evaluation]:
-    """For each combination of changed dimensions the fastest layout that fits; combinations without one are left out."""
+def fastest(space: Space, layouts: Iterable[Changed], *, within: float = inf) -> dict[tuple[str, ...], Evaluation]:
+    """For each combination of changed dimensions the fastest layout that fits; combinations without one are left out.
+
+    `within`: seconds of an iteration that a layout may take at most.
+    """
     problem = space.problem
     found: dict[tuple[str, ...], Evaluation] = {}
     for changed in layouts:
@@ -63,7 +66,7 @@ def fastest(space: Space, layouts: Iterable[Changed]) -> dict[tuple[str, ...], E
         if not options:
             continue
         best = found.get(changed.names)
-        limit = inf if best is None else best.iteration_seconds
+        limit = within if best is None else best.iteration_seconds
         try:
             each = evaluate(
                 changed.layout, options, changed.job, problem.speed, problem.rates, is_needed=partial(operator.ge, limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.command import assert_refused, run
 EXAMPLE = "examples/pretrain_llama3_8b.sh"
 SCRIPT = str(Path(__file__).parents[2] / EXAMPLE)
 MODEL = "meta-llama/Llama-3.1-8B"
+FIT = "--info-faster --info-detail memory"
 BATCH = "--info-search --info-search-max micro-batch-size"
 GLOBAL = "--global-batch-size 64"
 
@@ -27,12 +29,12 @@ GLOBAL = "--global-batch-size 64"
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("fit train.sh 64 --gpu H200", "--info-detail memory --info-gpu H200 train.sh 64"),
-        ("fit --gpu=H200 train.sh", "--info-detail memory --info-gpu H200 train.sh"),
-        ("fit train.sh -- --gpu H200", "--info-detail memory train.sh --gpu H200"),
-        ("fit --detail full train.sh --info-margin 5%", "--info-detail full train.sh --info-margin 5%"),
+        ("fit train.sh 64 --gpu H200", f"{FIT} --info-gpu H200 train.sh 64"),
+        ("fit --gpu=H200 train.sh", f"{FIT} --info-gpu H200 train.sh"),
+        ("fit train.sh -- --gpu H200", f"{FIT} train.sh --gpu H200"),
+        ("fit --detail full train.sh --info-margin 5%", "--info-faster --info-detail full train.sh --info-margin 5%"),
         ("batch --gpu H200 torchrun x.py --gpu 8", f"{BATCH} --info-gpu H200 torchrun x.py --gpu 8"),
-        ("time train.sh --tokens 15T --price 2.5", "--info-detail time --info-tokens 15T --info-price 2.5 train.sh"),
+        ("time train.sh --tokens 15T --price 2.5", "--info-faster --info-detail time --info-tokens 15T --info-price 2.5 train.sh"),
         ("search train.sh --over tp,pp --thorough", "--info-search --info-search-over tp,pp --info-search-thorough train.sh"),
         ("search train.sh --compare-gpus 64,128", "--info-search --info-search-gpus 64,128 train.sh"),
         ("gpus train.sh --days 30", "--info-search-fewest-gpus --info-search-days 30 train.sh"),
@@ -93,7 +95,7 @@ def test_the_options_of_a_command_are_no_options_of_megatron() -> None:
 
 
 def test_a_command_prints_what_the_drop_in_form_prints() -> None:
-    assert run("fit", SCRIPT, "--gpu", "H100-80GB").out == run(SCRIPT, "--info-gpu", "H100-80GB", "--info-detail", "memory").out
+    assert run("fit", SCRIPT, "--gpu", "H100-80GB").out == run(SCRIPT, "--info-gpu", "H100-80GB", *FIT.split()).out
 
 
 def test_two_launches_are_compared(tmp_path: Path) -> None:
@@ -132,3 +134,20 @@ def test_a_shell_completes_the_commands_and_their_options(tmp_path: Path) -> Non
 def test_a_number_of_gpus_is_needed_with_a_model() -> None:
     with pytest.raises(InputError, match="the number of GPUs is not given"):
         drop_in_words("time", [MODEL])
+
+
+def test_the_first_screen_has_the_verdict_the_time_and_a_faster_layout() -> None:
+    lines = run("fit", SCRIPT, "--gpu", "H100-80GB").out.splitlines()[:24]
+    text = "\n".join(lines)
+    assert lines[0].startswith("It fits: ")
+    for name in ("iteration", "training", "faster", "layout", "headroom", "assumptions"):
+        assert f"\n  {name} " in text
+    (change,) = re.findall(r"(\d+)% less time with (--.*)", text)
+    before, after = (run(SCRIPT, "--info-gpu", "H100-80GB", "--info-json", "-", *more) for more in ((), ("--info-set", change[1])))
+    seconds = [json.loads(each.out)["time"]["iteration_seconds"] for each in (before, after)]
+    assert round(100 * (1 - seconds[1] / seconds[0])) == int(change[0])
+
+
+def test_a_report_of_one_line() -> None:
+    outcome = run("fit", SCRIPT, "--gpu", "H100-80GB", "--detail", "line")
+    assert re.fullmatch(r"It fits: rank \d+ \(stage 0\) needs .* remain free\. [\d.]+ s for an iteration\.\n", outcome.out)

@@ -49,13 +49,13 @@ GENERATION: Final = ("batch", "prompt", "generate")
 COMMANDS: Final[Mapping[str, Command]] = {
     "fit": Command(
         "Does the launch fit, and what needs the memory?",
-        ("--info-detail", "memory"),
+        ("--info-faster", "--info-detail", "memory"),
         ("detail", "fail_on", "engine", "against", "log", "html", "timeline"),
         "train.sh --gpu H100-80GB",
     ),
     "time": Command(
         "How long does the training take, and what does it cost?",
-        ("--info-detail", "time"),
+        ("--info-faster", "--info-detail", "time"),
         ("tokens", "price", "efficiency", "detail", "against", "log", "html", "timeline"),
         "train.sh --gpu H100-80GB --tokens 15T --price 2.5",
     ),

@@ -117,8 +117,8 @@ def _of_options(name: str, asked: Asked) -> list[str]:
     """The `--info` options of a command."""
     given = {field for field, _ in asked.own}
     found = list(COMMANDS[name].words)
-    if "detail" in given and found[:1] == ["--info-detail"]:
-        found = []
+    if "detail" in given and "--info-detail" in found:
+        found = found[: found.index("--info-detail")]
     if name == "serve":
         found += _generation(dict(asked.own))
     for field, value in asked.own:

@@ -21,7 +21,7 @@ ONLY_TRAINING: Final = (
     "--info-engine", "--info-against", "--info-log", "--info-record", "--info-allocator", "--info-check", "--info-allow-truncated",
     "--info-tolerance", "--info-lora", "--info-rank", "--info-layers", "--info-calibrate", "--info-calibrate-disk", "--info-tokens",
     "--info-search", "--info-search-over", "--info-keep", "--info-search-gpus", "--info-search-max",
-    "--info-search-fewest-gpus", "--info-search-days",
+    "--info-faster", "--info-search-fewest-gpus", "--info-search-days",
     "--info-search-thorough", "--info-search-time", "--info-search-csv", "--info-workers", "--info-launch", "--info-print-options",
     "--info-detail", "--info-html", "--info-timeline",
 )  # fmt: skip

@@ -14,11 +14,13 @@ from analyzer.report.console import communication_section, groups_section, summa
 from analyzer.report.console.elements import NO_BREAK, heading, paragraph
 from analyzer.report.console.memory_section import memory
 from analyzer.report.console.timeline_section import timelines
-from analyzer.report.console.verdict_section import advice, verdict
+from analyzer.report.console.verdict_section import advice, one_line, verdict
 from analyzer.report.visible import visible
 from analyzer.results import Report
 from analyzer.units import natural
 
+LINE: Final = "line"
+"""The value of --info-detail with which the report is one line."""
 PLAIN_WIDTH: Final = 100
 """Columns if neither COLUMNS nor a terminal gives them."""
 WIDEST: Final = 10_000
@@ -85,6 +87,9 @@ def print_report(report: Report, *, detail: Collection[str] = (), stream: TextIO
 
     The width is COLUMNS, otherwise that of the terminal. A stream whose encoding has no line drawing gets ASCII.
     """
+    if LINE in detail:
+        getattr(stream, "drawn", stream).write(visible(one_line(report)) + "\n")
+        return
     write(lambda width: sections(report, width=width, detail=detail), stream=stream)
 
 

@@ -11,12 +11,14 @@ from analyzer.report.console.names import plural
 from analyzer.report.console.verdict_section import share
 from analyzer.results import Report, Verdict
 from analyzer.specs import FAMILY_NAMES, ModelSpec, OptimizerSpec, ParallelSpec, TrainingJob
-from analyzer.units import format_bytes, format_count
+from analyzer.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 ENGINES = {"formula": "by formula", "shadow": "by shadow recording", "both": "by formula and shadow recording"}
+FASTER: Final = 3
+"""Changes that make a launch faster, of which the key figures name so many."""
 SECTIONS = ("memory", "time", "groups", "communication", "tree")
 """Values of --info-detail that name one section."""
 
@@ -32,6 +34,7 @@ def key_figures(report: Report) -> list[RenderableType]:
         parameters += f", and {format_count(report.parameters_adapters)} of adapters"
     m = rank.memory
     rows = [
+        *_time_rows(report),
         ("model", _model(job)),
         ("parameters", f"{parameters}; {format_count(rank.parameters)} on rank {rank.ranks[0][0]}"),
         ("layout", f"{cluster(job.parallel)}: {_layout(job)}"),
@@ -44,6 +47,25 @@ def key_figures(report: Report) -> list[RenderableType]:
     if stated := _stated(report):
         rows.append(("assumptions", f"{len(stated)}, listed at the end of this report"))
     return ["", fields(rows)]
+
+
+def _time_rows(report: Report) -> list[tuple[str, str]]:
+    """The time of an iteration and of the training, and changes that make the launch faster, where they are known."""
+    time = report.time
+    if time is None:
+        return []
+    likely = "" if time.range_seconds is None else f" (likely {' to '.join(map(format_seconds, time.range_seconds))})"
+    speed = f"{time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU {time.model_flops_utilization:.1%}"
+    rows = [("iteration", f"{format_seconds(time.iteration_seconds)}{likely}, {speed}")]
+    if time.training is not None:
+        cost = "" if time.training.cost is None else f", {time.training.cost:,.0f} in all"
+        rows.append(("training", f"{time.training.days:,.1f} days, {time.training.gpu_hours:,.0f} GPU-hours{cost}"))
+    if report.verdict.fits:
+        for each in report.advice[:FASTER]:
+            if each.iteration_seconds is not None:
+                gain = 1 - each.iteration_seconds / time.iteration_seconds
+                rows.append(("faster", f"{gain:.0%} less time with {each.change}"))
+    return rows
 
 
 def _newest(report: Report) -> str:

@@ -23,6 +23,12 @@ def verdict(report: Report) -> list[RenderableType]:
     return [*lines, paragraph(report.verdict.note, indent=0)] if report.verdict.note else lines
 
 
+def one_line(report: Report) -> str:
+    """The verdict and the time of an iteration."""
+    text, _ = _sentence(report)
+    return text if report.time is None else f"{text} {format_seconds(report.time.iteration_seconds)} for an iteration."
+
+
 def _sentence(report: Report) -> tuple[str, str]:
     """The verdict and its style."""
     result = report.verdict
@@ -74,7 +80,7 @@ def share(part: int, *, of: int) -> str:
 
 def advice(report: Report) -> list[RenderableType]:
     """Changes of flags with their savings; nothing for a launch that needs none."""
-    if not report.advice:
+    if not report.advice or report.verdict.fits:
         return []
     fitting = [each for each in report.advice if each.fits]
     one = "This change would make it fit:" if len(fitting) == 1 else "Each of these changes would make it fit:"
