@@ -14,6 +14,7 @@ from analyzer.layout.groups import RankRanges
 from analyzer.layout.stages import Chunk
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
+from analyzer.units import format_bytes, format_seconds
 
 FLOPS_DEFINITION: Final = (
     "Model FLOPs are those of Megatron's num_floating_point_operations. Utilization is of the dense 16-bit peak of the GPU; of the "
@@ -264,7 +265,7 @@ class NewestRelease:
     """The option that it refuses."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Report:
     """The full result of an analysis."""
 
@@ -302,3 +303,10 @@ class Report:
     """None if the speeds of the GPU are not known."""
     command: tuple[str, ...] = field(default=(), compare=False)
     """The words of the launch that was analyzed; empty if the job was not read from words. Equal results may differ in it."""
+
+    def __repr__(self) -> str:
+        """The verdict, the highest memory of a rank and the time of an iteration; the fields would fill pages."""
+        size = max((rank.memory.device_bytes for rank in self.ranks), default=0)
+        time = "" if self.time is None else f", {format_seconds(self.time.iteration_seconds)} for an iteration"
+        gpu = f" on {self.verdict.gpu}" if self.verdict.gpu else ""
+        return f"<Report: {self.verdict.state or 'no verdict'}{gpu}, {format_bytes(size)} of the highest-memory rank{time}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,9 @@ def test_the_examples_of_the_documentation_run(number: int, capsys: pytest.Captu
     program, output = blocks[2 * number].removeprefix("python\n"), blocks[2 * number + 1].removeprefix("text\n")
     exec(compile(program, "docs/api.md", "exec"), {})
     assert capsys.readouterr().out == output
+
+
+def test_the_text_of_a_report_is_one_line() -> None:
+    """A notebook prints it for the last value of a cell."""
+    text = repr(analyzer.analyze(LAUNCH, gpu="H100-80GB"))
+    assert re.fullmatch(r"<Report: fits on H100-80GB, [\d.]+ GiB of the highest-memory rank, [\d.]+ m?s for an iteration>", text)
