@@ -80,9 +80,12 @@ def test_options_of_the_command_line_are_rejected(option: str) -> None:
 
 @pytest.mark.parametrize("line", [f"{LAUNCH} --info-gpu H100-80GB", f"{LAUNCH} --info-json -", "--num-layers x", "--help"])
 def test_main_does_not_change_the_process(line: str) -> None:
-    before = (gc.isenabled(), gc.get_freeze_count(), dict(os.environ), Path.cwd())
+    gc.collect()
+    gc.freeze()  # so that the count is not 0
+    before, frozen = (gc.isenabled(), dict(os.environ), Path.cwd()), gc.get_freeze_count()
     run(*line.split())
-    assert (gc.isenabled(), gc.get_freeze_count(), dict(os.environ), Path.cwd()) == before
+    assert (gc.isenabled(), dict(os.environ), Path.cwd()) == before
+    assert frozen / 2 < gc.get_freeze_count() <= frozen  # it falls when a frozen object of a cache is freed
 
 
 @pytest.mark.parametrize("number", range(3))
