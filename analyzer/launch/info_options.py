@@ -187,7 +187,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "detail": InfoOption(
         "LIST",
         "sections of the report to print in full, separated by commas",
-        several("line", "summary", "memory", "time", "groups", "communication", "tree", "full", none="summary"),
+        several("summary", "memory", "time", "groups", "communication", "tree", "full", "line", none="summary"),
     ),
     "fail_on": InfoOption(
         "LIST",
@@ -379,4 +379,5 @@ def read_info_options(pairs: Iterable[tuple[str, str | None]]) -> InfoOptions:
 def _nearest(name: str) -> str:
     from difflib import get_close_matches
 
-    return (get_close_matches(name, FLAGS, n=1, cutoff=0.0) or [PREFIX + "detail"])[0]
+    longer = next((flag for flag in FLAGS if flag.startswith(name)), None)
+    return longer or (get_close_matches(name, FLAGS, n=1, cutoff=0.0) or [PREFIX + "detail"])[0]

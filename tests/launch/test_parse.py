@@ -166,7 +166,7 @@ def test_info_options_are_parsed() -> None:
     [
         (["--info-gup", "x"], "--info-gup", "--info-gpu"),
         (["--info-det", "full"], "--info-det", "--info-detail"),
-        (["--info-detail", "long"], "--info-detail", "use summary, memory, time, groups, communication, tree or full"),
+        (["--info-detail", "long"], "--info-detail", "use summary, memory, time, groups, communication, tree, full or line"),
         (["--info-gpu-memory", "lots"], "--info-gpu-memory", "80GiB"),
         (["--info-gpu"], "--info-gpu", "no value"),
         (["--info-tolerance", "2"], "--info-tolerance", "0.01"),
