@@ -379,5 +379,6 @@ def read_info_options(pairs: Iterable[tuple[str, str | None]]) -> InfoOptions:
 def _nearest(name: str) -> str:
     from difflib import get_close_matches
 
+    shorter = max((flag for flag in FLAGS if name.startswith(flag)), key=len, default=None)
     longer = next((flag for flag in FLAGS if flag.startswith(name)), None)
-    return longer or (get_close_matches(name, FLAGS, n=1, cutoff=0.0) or [PREFIX + "detail"])[0]
+    return shorter or longer or (get_close_matches(name, FLAGS, n=1, cutoff=0.0) or [PREFIX + "detail"])[0]

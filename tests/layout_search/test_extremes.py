@@ -67,7 +67,7 @@ def least_on(gpus: int) -> int:
     return least_bytes(with_world(problem("80GiB"), gpus))
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4])
+@pytest.mark.parametrize("gpus", [2, *(pytest.param(gpus, marks=pytest.mark.slow) for gpus in (1, 4))])
 def test_the_smallest_number_of_gpus_is_that_of_all_layouts(gpus: int) -> None:
     needed = {number: least_on(number) for number in (1, 2, 4, 8)}
     memory = f"{needed[gpus] + 2**20}B"
@@ -79,6 +79,7 @@ def test_the_smallest_number_of_gpus_is_that_of_all_layouts(gpus: int) -> None:
     assert found.not_enough == (None if gpus == 1 else gpus // 2)
 
 
+@pytest.mark.slow
 def test_whole_nodes_between_two_powers_of_two_are_tried() -> None:
     """A training of 8 GPU-days needs 24 GPUs, or three nodes, to end within a third of a day."""
     three = problem_of(
@@ -97,6 +98,7 @@ def test_a_limit_of_days_needs_the_length_of_the_training() -> None:
         Answers(problem("80GiB"), Workers(), lambda *_: None, over=OVER).fewest_gpus(days=1)
 
 
+@pytest.mark.slow
 def test_the_longest_sequence_is_that_of_all_layouts() -> None:
     """It fits in some layout, and the next longer one in none."""
     limit = 3 * 2**30
@@ -114,6 +116,7 @@ def test_the_longest_sequence_is_that_of_all_layouts() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_is_that_of_all_layouts() -> None:
     limit = 3 * 2**30
     found = answers(f"{limit}B").largest("micro-batch-size")
