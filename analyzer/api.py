@@ -305,7 +305,7 @@ def with_phases(report: Report) -> Report:
     """The report with the memory of the phases of reinforcement learning."""
     if report.job.tuning.objective != "reinforcement":
         return report
-    from analyzer.phases.estimate import phases  # imported for such launches only
+    from analyzer.inference.phases.estimate import phases  # imported for such launches only
 
     return replace(report, phases=phases(report))
 

@@ -40,7 +40,6 @@ LAYERS = (
     {"predict"},
     {"time"},
     {"layout_search", "inference"},
-    {"phases"},
     {"report"},
     {"api"},
     {"cli"},

@@ -1,7 +1,7 @@
 """What a launch trains beside, or instead of, all parameters of one model: adapters, frozen parts, and phases with other models.
 
 The readers of launches fill these records. `analyzer.launch.derive.adapters` reads the adapters, `analyzer.memory.workspaces` the
-weights of a reference model, and `analyzer.phases` the phases. `not_counted` says in the report what no formula counts.
+weights of a reference model, and `analyzer.inference.phases` the phases. `not_counted` says in the report what no formula counts.
 """
 
 from __future__ import annotations

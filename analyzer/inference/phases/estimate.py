@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analyzer.inference.phases.forward import forward_bytes
 from analyzer.memory.device_overhead import outside_allocator_bytes
 from analyzer.memory.verdict import highest
-from analyzer.phases.forward import forward_bytes
 from analyzer.results import PhaseMemory, RankMemory, Report
 from analyzer.specs.fine_tuning import Engine, ForwardPass, Phase
 from analyzer.units import DTYPE_BYTES
