@@ -271,13 +271,19 @@ class Unit:
 def _by_node(placed: Sequence[Placed]) -> dict[Node, list[Placed]]:
     found: dict[Node, list[Placed]] = {}
     for each in placed:
-        path, tensors = explained(each.block, each.instant)
-        node, before_norm = _node_of(each.block, path)
-        after_router = not before_norm and not path.endswith(".router")
-        names = (ROW_GRADIENTS, OUTPUT_GRADIENT) if path.endswith(".linear_fc2") else (ROW_GRADIENTS,)
-        gradient = next((tensor.shape for tensor in tensors if node is Node.EXPERTS and tensor.name in names), ())
+        node, before_norm, after_router, gradient = each.block.derived(_place_of, each.instant)
         found.setdefault(node, []).append(each._replace(before_norm=before_norm, after_router=after_router, gradient=gradient))
     return found
+
+
+def _place_of(block: Module, instant: Instant) -> tuple[Node, bool, bool, tuple[int, ...]]:
+    """The node of an instant, whether it is before the norm and after the router, and the shape of the gradient that it reads."""
+    path, tensors = explained(block, instant)
+    node, before_norm = _node_of(block, path)
+    after_router = not before_norm and not path.endswith(".router")
+    names = (ROW_GRADIENTS, OUTPUT_GRADIENT) if path.endswith(".linear_fc2") else (ROW_GRADIENTS,)
+    gradient = next((tensor.shape for tensor in tensors if node is Node.EXPERTS and tensor.name in names), ())
+    return node, before_norm, after_router, gradient
 
 
 def _node_of(block: Module, path: str) -> tuple[Node, bool]:
