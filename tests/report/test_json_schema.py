@@ -199,11 +199,12 @@ def test_documents_of_options(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_documents_of_searches(tmp_path: Path) -> None:
     asked = (*LAUNCH, "--info-search-over", "tp,recompute")
-    report = written(tmp_path / "search.json", *asked, "--info-search", "--info-search-max", "micro-batch-size")
+    report = written(tmp_path / "search.json", *asked, "--info-search")
     assert report["search"]["commands"]
     check(report, "training")
     check(written(tmp_path / "several.json", *asked, "--info-search", "--info-search-gpus", "4,8"), "searches")
     check(written(tmp_path / "largest.json", *LAUNCH, "--info-search-max", "micro-batch-size"), "largest")
+    check(written(tmp_path / "extremes.json", *asked, "--info-search", "--info-search-max", "micro-batch-size"), "extremes")
 
 
 def test_documents_of_offloading(tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def rotation(shapes: Shapes) -> Module:
             function=True,
             saved=saved,
             forward_workspace=(one("keys and values", key_value_width(mla)), latent, *outputs),
+            collectives=_position_collectives(shapes),
         )
     parts = (
         one("queries", mla.query_head_dim),
