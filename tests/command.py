@@ -56,7 +56,7 @@ def assert_refused(outcome: Outcome, named: str) -> None:
     assert outcome.err.count("\n") == 1
     assert outcome.err.endswith("\n")
     program, option, rest = outcome.err.split(": ", 2)
-    assert program == "get_training_info"
+    assert program == "get-training-info"
     assert option.split()[0] == named, outcome.err
     fault, semicolon, remedy = rest.rpartition("; ")
     assert semicolon, outcome.err

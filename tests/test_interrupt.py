@@ -53,13 +53,13 @@ def interrupted(module: str, *, callback: bool = False) -> subprocess.CompletedP
 def test_an_interruption_of_an_import_is_quiet(module: str) -> None:
     found = interrupted(module)
     assert (found.returncode, found.stdout) == (130, "")
-    assert found.stderr in ("", "get_training_info: interrupted\n")
+    assert found.stderr in ("", "get-training-info: interrupted\n")
 
 
 @pytest.mark.slow
 def test_an_interruption_of_a_callback_is_not_lost() -> None:
     found = interrupted("analyzer.predict", callback=True)
-    assert (found.returncode, found.stdout, found.stderr) == (130, "", "get_training_info: interrupted\n")
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "get-training-info: interrupted\n")
 
 
 @pytest.mark.slow

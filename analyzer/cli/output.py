@@ -34,7 +34,7 @@ def print_message(text: str) -> None:
     if not line.isprintable():
         line = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
     with suppress(OSError):
-        print(f"get_training_info: {line}", file=sys.stderr)
+        print(f"get-training-info: {line}", file=sys.stderr)
 
 
 class _VisibleOutput:

@@ -119,9 +119,9 @@ def _steps(inputs: TimeInputs) -> tuple[Steps, str]:
     machine = Machine(inputs.speed, inputs.rates or replace(efficiencies_of(inputs.speed), kernel_gap=KERNEL_GAP))
     known = inputs.speed.name in shipped()["errors"]["gpus"]
     source = inputs.calibration or (
-        "those of the time model for training; no generation was measured"
+        "those of training; not checked against measured generation"
         if known
-        else "assumed, those of other GPUs; no generation was measured"
+        else "assumed, those of training on other GPUs; not checked against measured generation"
     )
     return lambda job: (prefill_seconds(job, machine), decode_seconds(job, machine)), source
 

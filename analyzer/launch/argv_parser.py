@@ -165,4 +165,5 @@ def _unexpected_word(word: str, *, owner: str | None) -> InputError:
         if kind:
             return InputError(repr(word), f"is {kind}, not a launch script", use)
         return InputError(repr(word), "is not an option or the value of one", remedy)
-    return InputError(owner, f"{word!r} is one value too many", f"{remedy}, or quote a value that contains spaces")
+    fault = f"{word!r} after it is not a script, an option or a value"
+    return InputError(owner, fault, f"{remedy}, or quote a value that contains spaces")

@@ -191,7 +191,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     ),
     "fail_on": InfoOption(
         "LIST",
-        "verdicts that also end with exit status 1, separated by commas: tight, unknown",
+        "also exit with status 1 for these verdicts, separated by commas: tight, unknown",
         several("tight", "unknown", what="verdict that can be named here"),
     ),
     "margin": InfoOption("SIZE", "memory that should remain free, such as 5% or 4GiB; with less the launch is tight", margin),
@@ -212,7 +212,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "X", "tokens of the experts of the highest-memory rank, relative to the mean (default: 1)", number_from(1)
     ),
     "network": InfoOption(
-        "GB/S", "network bandwidth of each GPU in GB/s, in one direction (default: of its usual machine)", positive
+        "GB/S", "network bandwidth of each GPU in GB/s, in one direction (default: that of a usual server with the GPU)", positive
     ),
     "hardware": InfoOption("FILE", "JSON file with the speeds of a GPU that is not known", word),
     "calibration": InfoOption(
@@ -224,7 +224,9 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "calibrate": InfoOption("FILE", "measure this machine, with the kernels of the launch, and write its efficiencies", word),
     "calibrate_disk": InfoOption("FOLDER", "with --info-calibrate: measure the disk of this folder as well, for offloading", word),
     "efficiency": InfoOption(
-        "LIST", "simple time model: shares of the peaks, such as flops=0.5,memory=0.9", shares("flops", "memory")
+        "LIST",
+        "simple time model: shares of the peak rates that are reached, such as flops=0.5,memory=0.9",
+        shares("flops", "memory"),
     ),
     "tokens": InfoOption("N", "tokens of the training, such as 15T (default: --train-iters or --train-samples)", count),
     "price": InfoOption("X", "price of a GPU-hour, for the cost of the training", positive),
@@ -280,7 +282,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "print_options": InfoOption("", "print the options of Megatron-LM, with those of --info-model, and stop", flag),
     "strict": InfoOption("", "unknown options and an unknown vocabulary size are errors", flag),
     "debug": InfoOption("", "print the traceback of an internal error", flag),
-    "dry": InfoOption("", "run a script with stand-ins, and print its launches instead of analyzing them", flag),
+    "dry": InfoOption("", "print the launches of a script without analyzing them; the script itself runs", flag),
     "run_all": InfoOption("", "run a script without isolation: its commands change this machine, and pip, git and ssh run", flag),
 }
 """By field of `InfoOptions`."""
@@ -290,9 +292,9 @@ FLAGS: Final = {PREFIX + field.replace("_", "-"): field for field in OPTIONS}
 def usage(commands: Sequence[str]) -> str:
     """The text of `--help`. `commands`: its lines about the commands."""
     lines = [
-        "get-training-info COMMAND TARGET [options]",
-        "get-training-info SCRIPT.sh [arguments] [--info options]",
-        "get-training-info [torchrun options] [pretrain_gpt.py] [Megatron options] [--info options]",
+        "Usage: get-training-info COMMAND TARGET [options]",
+        "       get-training-info SCRIPT.sh [arguments] [--info options]",
+        "       get-training-info [torchrun options] [pretrain_gpt.py] [Megatron options] [--info options]",
         "",
         "Predicts the memory of each GPU of a Megatron-LM launch, whether it fits, how long it takes, and which ranks communicate.",
         "",

@@ -83,8 +83,8 @@ def refuse_misspelled(flags: Collection[str], known: Collection[str], *, strict:
     if misspelled:
         remedies.append(f"did you mean {' and '.join(str(meant[flag]) for flag in misspelled)}?")
     if len(misspelled) < len(named):
-        what = "their memory" if len(named) - len(misspelled) > 1 else "its memory"
-        remedies.append(f"leave out --info-strict to analyze the launch without {what}, or give the checkout with --info-megatron")
+        what = "the options" if len(named) - len(misspelled) > 1 else "the option"
+        remedies.append(f"leave out --info-strict to ignore {what}, or give the checkout with --info-megatron")
     raise InputError(", ".join(named), fault, " ".join(remedies))
 
 
@@ -110,6 +110,7 @@ def not_counted(flags: Collection[str], known: Collection[str]) -> tuple[str, ..
     sentences = []
     for flag in flags:
         similar = nearest(flag, known, cutoff=0.8)
-        hint = f" The most similar option is {similar}." if similar else ""
-        sentences.append(f"{flag} is not known and not counted: its effect on memory and communication is unknown.{hint}")
+        hint = f" Did you mean {similar}?" if similar else ""
+        fault = "is not a known option of Megatron-LM and is not counted: its effect on memory and time is unknown"
+        sentences.append(f"{flag} {fault}.{hint}")
     return tuple(sentences)

@@ -21,14 +21,14 @@ if [ -z "${INFO_SCRIPT_RUN_ALL-}" ]; then
     }
     # Limits that need rights which the run does not have are left as they are.
     ulimit() {
-        builtin ulimit "$@" 2>/dev/null || printf 'get_training_info: not set: ulimit %s\n' "$*" >&2
+        builtin ulimit "$@" 2>/dev/null || printf 'get-training-info: not set: ulimit %s\n' "$*" >&2
     }
 fi
 
 if [ -n "${INFO_SCRIPT_ELSEWHERE-}" ]; then
     # in a container or on another machine, whose folders are not here
     cd() {
-        builtin cd "$@" 2>/dev/null || printf 'get_training_info: not here: cd %s\n' "$*" >&2
+        builtin cd "$@" 2>/dev/null || printf 'get-training-info: not here: cd %s\n' "$*" >&2
     }
 fi
 

@@ -93,10 +93,10 @@ def rates_of(inputs: TimeInputs) -> Efficiencies:
 def _shipped(speed: SpeedSpec) -> str:
     """Where the shipped efficiencies for a GPU are from."""
     if speed.name in shipped()["errors"]["gpus"]:
-        return f"shipped, for {speed.name}"
+        return f"built in, for {speed.name}"
     kernels = measured_gpu(speed)
     own = "its kernels were measured, its iterations were not" if kernels == speed.name else f"with the kernels of {kernels}"
-    return f"shipped, assumed for {speed.name}: {own}"
+    return f"built in, assumed for {speed.name}: {own}"
 
 
 def _executed_flops(job: TrainingJob, stages: Sequence[StageModel]) -> float:

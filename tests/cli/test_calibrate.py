@@ -45,7 +45,7 @@ def test_without_a_gpu_the_exit_status_is_2(tmp_path: Path, monkeypatch: pytest.
     outcome = calibrated(tmp_path / "file.json", "--info-gpu", "H100-80GB")
     assert_refused(outcome, "--info-calibrate")
     expected = "--info-calibrate: there is no CUDA GPU on this machine; run it on the machine of the training\n"
-    assert outcome.err == f"get_training_info: {expected}"
+    assert outcome.err == f"get-training-info: {expected}"
     assert list(tmp_path.iterdir()) == []
 
 

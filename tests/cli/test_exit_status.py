@@ -124,4 +124,4 @@ def test_an_interruption_is_one_line_and_exit_status_130(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("analyzer.cli.predict.report_of", interrupted)
     outcome = run(*LAUNCH)
-    assert (outcome.status, outcome.out, outcome.err) == (130, "", "get_training_info: interrupted\n")
+    assert (outcome.status, outcome.out, outcome.err) == (130, "", "get-training-info: interrupted\n")

@@ -107,7 +107,7 @@ def test_an_interrupt_ends_with_one_line() -> None:
     code += f"cli._run = lambda _: os.kill(os.getpid(), {int(signal.SIGINT)})\nraise SystemExit(program.program())"
     done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 130
-    assert done.stderr == "get_training_info: interrupted\n"
+    assert done.stderr == "get-training-info: interrupted\n"
 
 
 def checkout(folder: Path, parser: bytes) -> Path:

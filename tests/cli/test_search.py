@@ -76,7 +76,7 @@ def test_the_commands_on_the_console_can_be_pasted(words: tuple[str, ...]) -> No
     """A shell reads the lines of each as one command, the same as in the JSON report."""
     outcome, _, document = made(*words)
     commands = outcome.out.partition("Commands of the first layouts")[2]
-    pasted = [" ".join(shlex.split(text.partition("\n")[2].replace("\\\n", " "))) for text in commands.split("# place ")[1:]]
+    pasted = [" ".join(shlex.split(text.partition("\n")[2].replace("\\\n", " "))) for text in commands.split("# layout ")[1:]]
     assert pasted == [" ".join(shlex.split(command)) for command in document["search"]["commands"]]
     assert "\\\n" in commands
 
@@ -294,7 +294,7 @@ def test_a_search_that_its_limit_ends_says_what_is_proven() -> None:
 def test_a_search_without_a_terminal_prints_lines_on_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("analyzer.cli.search.BETWEEN_LINES", 0.0)
     outcome = run(*SMALL)
-    assert re.match(r"get_training_info: searching for \d+ s: \d+ layouts evaluated, ", outcome.err.splitlines()[-1])
+    assert re.match(r"get-training-info: searching for \d+ s: \d+ layouts evaluated, ", outcome.err.splitlines()[-1])
 
 
 def test_a_search_needs_a_gpu() -> None:

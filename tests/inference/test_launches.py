@@ -144,7 +144,7 @@ def test_layouts_that_megatron_does_not_generate_with(options: str, named: str) 
     assert found["parallel"]["data"] * found["parallel"]["pipeline"] == 2
     refused = run(*f"{LLAMA} {options} --seq-length 4096 gpt_static_inference.py".split())
     assert refused.status == 2
-    assert refused.err.startswith(f"get_training_info: {named}")
+    assert refused.err.startswith(f"get-training-info: {named}")
 
 
 def test_learned_positions_bound_prompt_and_generation() -> None:

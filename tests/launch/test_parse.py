@@ -75,7 +75,7 @@ def test_values_are_parsed(argv: str, dest: str, value: object) -> None:
         (["--num-layer", "8", "--bf17"], "--num-layer, --bf17", "did you mean --num-layers and --bf16?"),
         (["--position-embedding-type", "rotated"], "--position-embedding-type", "rope"),
         (["--bf16=1"], "--bf16", "takes no value"),
-        (["--num-layers", "2", "4"], "--num-layers", "'4' is one value too many"),
+        (["--num-layers", "2", "4"], "--num-layers", "'4' after it is not a script, an option or a value"),
         (["--num-layers", "2", ""], "--num-layers", "set the shell variable"),
         (["${UNSET}", "--bf16"], "'${UNSET}'", "is not an option or the value of one"),
         (["--num-layers 2"], "--num-layers", "quotes"),

@@ -141,7 +141,7 @@ def test_an_unknown_version_is_an_error_of_one_line(words: tuple[str, str], mess
     )
     line += "--micro-batch-size 1 --bf16 --tokenizer-type NullTokenizer --vocab-size 1000"
     outcome = run(*line.split(), *words)
-    assert (outcome.status, outcome.out, outcome.err) == (2, "", f"get_training_info: {message}\n")
+    assert (outcome.status, outcome.out, outcome.err) == (2, "", f"get-training-info: {message}\n")
 
 
 def with_software(job: TrainingJob, *, te: str | None, torch: str = "2.8") -> TrainingJob:

@@ -61,7 +61,7 @@ def test_null_tokenizer_without_a_size() -> None:
 def test_gpt2_without_its_vocabulary_file(tensor: int, padded: int) -> None:
     vocabulary, assumptions = read_with_assumptions("--vocab-file /dummy/gpt2-vocab.json --merge-file merges.txt", tensor=tensor)
     assert (vocabulary.size, vocabulary.padded) == (50257, padded)
-    assert "50257" in assumptions[0]
+    assert "50,257" in assumptions[0]
 
 
 @pytest.mark.parametrize("line", ["", "--vocab-file /d/vocab.json", "--vocab-file europa-tokenizer/vocab.json"])
@@ -83,7 +83,7 @@ def test_the_size_of_gpt2_is_assumed_for_its_own_files_only(line: str) -> None:
 def test_published_tokenizers_without_their_files(line: str, size: int) -> None:
     vocabulary, assumptions = read_with_assumptions(line)
     assert (vocabulary.size, vocabulary.assumed) == (size, None)
-    assert str(size) in assumptions[0]
+    assert f"{size:,}" in assumptions[0]
 
 
 def test_gpt2_file(tmp_path: Path) -> None:

@@ -63,6 +63,6 @@ def test_wrong_values_are_refused(words: tuple[str, ...], option: str) -> None:
     outcome = run(*LAUNCH, *GPU, *words)
     if "--info-launch" in words:
         assert outcome.status == 2
-        assert outcome.err.splitlines()[-1].startswith(f"get_training_info: {option}: ")
+        assert outcome.err.splitlines()[-1].startswith(f"get-training-info: {option}: ")
     else:
         assert_refused(outcome, option)

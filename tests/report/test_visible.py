@@ -114,6 +114,6 @@ def test_colours_reach_a_terminal(tmp_path: Path) -> None:
 def test_a_command_that_is_not_run_is_said_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     context.not_run(["rm", HOSTILE, os.fsdecode(b"\xff")])
     said = capfd.readouterr().err
-    assert said.startswith("get_training_info: not run: rm '\\x1b[31mred")
+    assert said.startswith("get-training-info: not run: rm '\\x1b[31mred")
     assert said.count("\n") == 1
     assert controls(said) == set()

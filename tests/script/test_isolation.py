@@ -47,7 +47,7 @@ def test_programs_that_ran_are_counted_and_named(mode: str, tmp_path: Path) -> N
     text = f"cat /dev/null\ncat /dev/null\nseq 2 > f\n{LAUNCH}"
     done = run_text(text, "--info-dry", folder=tmp_path, environ=environ)
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("get_training_info: 3 programs of the script ran ")
+    assert last.startswith("get-training-info: 3 programs of the script ran ")
     assert last.endswith(" nothing was kept: cat (2 times), seq")
     done = run_text(text, "--info-gpu", "H100-80GB", folder=tmp_path, environ=environ)
     assert done.stderr.splitlines()[-1].endswith(" nothing was kept")

@@ -126,7 +126,7 @@ def test_a_script_that_ends_before_a_launch_is_an_error_that_names_the_command(t
     done = run_text(f"{text}\n", folder=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
-    lines = [line for line in done.stderr.splitlines() if line.startswith("get_training_info: ")]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("get-training-info: ")]
     assert len(lines) == 1
     assert named in lines[0].replace(f"{tmp_path}/", "")
 
@@ -134,7 +134,7 @@ def test_a_script_that_ends_before_a_launch_is_an_error_that_names_the_command(t
 def test_a_script_without_a_launch_is_an_error(tmp_path: Path) -> None:
     done = run_text("echo nothing", folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"get_training_info: {tmp_path}/launch.sh: ended without starting a training")
+    assert done.stderr.splitlines()[-1].startswith(f"get-training-info: {tmp_path}/launch.sh: ended without starting a training")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_script_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     done = run(Path("missing.slurm"), "--info-gpu", "H100-80GB", folder=tmp_path)
     assert (done.returncode, done.stderr) == (
         2,
-        "get_training_info: missing.slurm: is not a file; give the path of the launch script\n",
+        "get-training-info: missing.slurm: is not a file; give the path of the launch script\n",
     )
 
 
@@ -304,13 +304,13 @@ def test_a_script_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_options_of_scripts_are_refused_without_a_script(option: str, tmp_path: Path) -> None:
     done = run(Path("pretrain_gpt.py"), *MODEL.split(), option, folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"get_training_info: {option}: is only used with a launch script; ")
+    assert done.stderr.startswith(f"get-training-info: {option}: is only used with a launch script; ")
 
 
 def test_info_launch_is_refused(tmp_path: Path) -> None:
     done = run_text(LAUNCH, "--info-launch", "--info-gpu", "H100-80GB", folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("get_training_info: --info-launch: ")
+    assert done.stderr.startswith("get-training-info: --info-launch: ")
 
 
 SED = (

@@ -166,7 +166,7 @@ def test_the_gpus_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         "drain",
     ):
         gpus.nvidia_smi(words.split())
-        assert capfd.readouterr() == ("", f"get_training_info: not run: nvidia-smi {words}\n")
+        assert capfd.readouterr() == ("", f"get-training-info: not run: nvidia-smi {words}\n")
     for words in ("topo -m", "nvlink --status", "--query-compute-apps=pid --format=csv"):
         gpus.nvidia_smi(words.split())
         assert capfd.readouterr() == ("", "")

@@ -56,7 +56,7 @@ def test_fields_of_the_report() -> None:
     }
     assert {"iterations", "tokens", "days", "gpu_hours", "cost"} <= set(found["training"])
     assert found["training"]["cost"] is None
-    assert found["calibration"] == "shipped, for H100-80GB"
+    assert found["calibration"] == "built in, for H100-80GB"
     assert found["flops_definition"]
     assert len(found["range_seconds"]) == 2
     seconds = found["iteration_seconds"]
@@ -269,4 +269,4 @@ def test_the_console_report_names_the_training() -> None:
     assert outcome.status == 0
     assert "Time (estimate)" in outcome.out
     assert "300.0 billion tokens" in outcome.out
-    assert "--info-price" in outcome.out
+    assert " GPU-hours at 2.00)" in outcome.out

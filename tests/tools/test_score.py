@@ -67,4 +67,4 @@ def test_a_run_that_is_refused_is_a_failure() -> None:
     record = next(each for each in measured_records() if each["id"] == RUN)
     failure = predicted({**record, "argv": [*record["argv"], "--tensor-model-parallel-size", "3"]}, engine="formula", release=True)
     assert isinstance(failure, Failure)
-    assert failure.reason.startswith("exit status 2: get_training_info: ")
+    assert failure.reason.startswith("exit status 2: get-training-info: ")

@@ -27,8 +27,9 @@ def smallest_world(launch: LaunchInput) -> World:
     sparse = expert_tensor * pipeline * size(arguments, "expert_model_parallel_size")
     instances = size(arguments, "num_distributed_optimizer_instances")
     count = math.lcm(dense * instances, sparse * instances)
+    analyzed = f"{count} {'is' if count == 1 else 'are'} analyzed"
     launch.state_unknown(
-        f"The number of GPUs is not given: {count} {'is' if count == 1 else 'are'} analyzed, the smallest number that the layout "
-        f"allows. Give the number with {OPTION} N."
+        f"No number of GPUs is given, so {analyzed}, the smallest number that the layout allows. "
+        f"Add {OPTION} N, or --info-search-fewest-gpus to find how many are enough."
     )
     return World.of(count)

@@ -59,7 +59,8 @@ def with_model(reference: str, words: Sequence[str], *, script: bool, release: s
         if added:
             notes.append(f"Assumed, because the launch has no training script: {', '.join(' '.join(each) for each in added)}.")
     replaced = [option[0] for option in model.options if option[0] in SIZES and value_of(option[0], words) not in (None, option[1])]
-    warnings = (f"{', '.join(replaced)} of the launch replace the sizes of {config.name}.",) if replaced else ()
+    verb = "overrides the value" if len(replaced) == 1 else "override the values"
+    warnings = (f"{', '.join(replaced)} of your launch {verb} of {config.name}.",) if replaced else ()
     return ModelWords(warnings=warnings, words=(*(word for option in options for word in option), *words), notes=tuple(notes))
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from analyzer.units import MAX_DIGITS
+
 if TYPE_CHECKING:
     import ast
 
+_POWERS: Final = {"k": 1, "m": 2}
 MAX_PATTERN_ITEMS: Final = 100_000
 """Longer patterns are refused: they exceed the layers of any model, and would need much memory."""
 
@@ -31,7 +34,16 @@ def _integer(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise InvalidValue(f"{word!r} is not an integer", "write an integer such as 8") from None
+        raise InvalidValue(f"{word!r} is not an integer", f"write an integer such as {_in_digits(word)}") from None
+
+
+def _in_digits(word: str) -> str:
+    """What a number with a suffix may mean, in digits; 8 for another word."""
+    number, suffix = word[:-1], word[-1:].lower()
+    if not number.isdecimal() or len(number) > MAX_DIGITS or suffix not in _POWERS:
+        return "8"
+    power = _POWERS[suffix]
+    return f"{int(number) * 1024**power} or {int(number) * 1000**power}"
 
 
 def _float(word: str) -> float:

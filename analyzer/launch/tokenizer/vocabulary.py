@@ -196,7 +196,7 @@ def _count_file(
         known = _of_gpt2(arguments, path)
     if known is not None and arguments.get("vocab_size") is None:
         known += extra
-        return _Count(size=known, assumption=f"The usual {known} tokens are assumed for {kind}: {missing}.")
+        return _Count(size=known, assumption=f"Vocabulary: {known:,} tokens, the usual number of {kind}, because {missing}.")
     return _count_given(arguments, missing)
 
 
@@ -257,12 +257,12 @@ def _count_named(arguments: Arguments, kind: str, *, environ: Mapping[str, str],
             raise InputError(named, f"{place / source} has no tokens", "give the folder of the tokenizer")
         if source != "config.json":
             return _Count(size=size)
-        return _Count(size=size, assumption=f"{size} tokens are assumed, from {place / source}; they may include unused rows.")
+        return _Count(size=size, assumption=f"Vocabulary: {size:,} tokens, from {place / source}; they may include unused rows.")
     known = known_size(name)
     if known is not None and arguments.get("vocab_size") is None:
         return _Count(
             size=known,
-            assumption=f"The published {known} tokens are assumed for {name}: its files were not found.",
+            assumption=f"Vocabulary: {known:,} tokens, the published number of {name}, because its files were not found.",
         )
     return _count_given(arguments, f"{name} is neither a local tokenizer nor a name with a known size")
 

@@ -9,7 +9,7 @@ from analyzer.inference.results import BatchTime, InferenceReport, InferenceTime
 from analyzer.report.console.elements import BAD, GOOD, KEY, fields, heading, paragraph, points, table
 from analyzer.report.console.names import plural
 from analyzer.report.console.summary_section import cluster, gpu_rows, layout, model_shape
-from analyzer.report.console.verdict_section import capacity_of, share
+from analyzer.report.console.verdict_section import capacity_of, excess, left, share
 from analyzer.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -56,14 +56,13 @@ def _verdict(report: InferenceReport) -> tuple[str, str]:
     least, most = estimated_range(report.stages)
     if result.state == "tight" and most > result.capacity_bytes:
         ends = f"{format_bytes(least)} to {format_bytes(most)}"
-        difference = f"{amount} {'remain free' if result.fits else 'are missing'}"
-        return f"It is tight: {needs} needs {size} {of}; the estimate ranges from {ends}. By the estimate {difference}.", KEY
+        return f"It is tight: {needs} needs {size} {of}; the estimate ranges from {ends}. {left(result)}", KEY
     if result.state == "tight":
         margin = format_bytes(result.margin_bytes or 0)
         return f"It is tight: {needs} needs {size} {of}; the headroom of {amount} is below the margin of {margin}.", KEY
     if result.fits:
         return f"It fits: {needs} needs {size} {of}; {amount} remain free.", GOOD
-    return f"It does not fit: {needs} needs {size}; {capacity_of(result)}; {amount} are missing.", BAD
+    return f"It does not fit: {needs} needs {size}, and {capacity_of(result)}: {excess(result)}.", BAD
 
 
 def _key_figures(report: InferenceReport) -> list[tuple[str, str]]:
@@ -89,7 +88,7 @@ def _key_figures(report: InferenceReport) -> list[tuple[str, str]]:
     if limits is not None:
         rows.append(("largest batch", _limit(limits.batch_size, "requests of these lengths")))
         rows.append(("longest sequence", _limit(limits.sequence_length, f"tokens in a batch of {spec.batch_size}")))
-    return [*rows, *gpu_rows(report.verdict), ("source", f"Megatron-LM {job.megatron}, by formula")]
+    return [*rows, *gpu_rows(report.verdict), ("method", f"formulas for Megatron-LM {job.megatron}")]
 
 
 def _limit(value: int, what: str) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PARTS_SHOWN = 3
 """Parts of a sum that are printed one by one in the short report."""
 LABEL = "    other tensors kept between iterations"
+BETWEEN = "between_iterations"
 COLUMN = 13
 """Width of a column of sizes."""
 SIZES = (
@@ -30,13 +31,13 @@ SIZES = (
     ("= peak allocated", "peak_allocated_bytes"),
     ("  peak of the first iteration", "peak_allocated_first_iteration_bytes"),
     ("  allocated between iterations", "allocated_bytes"),
-    (LABEL, "between_iterations"),
+    (LABEL, BETWEEN),
     ("  peak reserved", "peak_reserved_bytes"),
     ("  on the device", "device_bytes"),
 )
-"""Rows of sizes: label, and field of RankMemory or `between_iterations`."""
-SUMS = (9, 14)
-"""Indices of the rows that are sums: the peaks of allocated and of device memory."""
+"""Rows of sizes: label, and field of RankMemory or `BETWEEN`."""
+SUMS = ("= peak allocated", "  on the device")
+"""Labels of the rows that are sums."""
 
 
 class _Column(NamedTuple):
@@ -63,7 +64,9 @@ def memory(report: Report, *, width: int, full: bool) -> list[RenderableType]:
         block = shown[start : start + per_block]
         header = ("", *(names.stages(column.stages) for column in block))
         lines += [""] if start else []
-        lines.append(table(header, _rows(block), align="l" + "r" * len(block), wrapped=(), strong=SUMS, most=COLUMN))
+        rows = _rows(block)
+        strong = [index for index, row in enumerate(rows) if row[0] in SUMS]
+        lines.append(table(header, rows, align="l" + "r" * len(block), wrapped=(), strong=strong, most=COLUMN))
     sizes = [column.rank.memory.device_bytes for column in columns if column not in shown]
     if sizes:
         least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
@@ -110,15 +113,23 @@ def _rows(block: Sequence[_Column]) -> list[list[str]]:
         ["  ranks", *(names.ranges(each.ranks) for each in block)],
         ["  layers", *(_layers(each.layers) for each in block)],
         ["  number of parameters", *(format_count(each.rank.parameters) for each in block)],
-        *([label, *(_size(each.rank.memory, field) for each in block)] for label, field in SIZES),
+        *([label, *(_size(each.rank.memory, field) for each in block)] for label, field in SIZES if _is_printed(field, block)),
     ]
 
 
+def _is_printed(field: str, block: Sequence[_Column]) -> bool:
+    """Whether a size has a row: tensors kept between iterations only where there are some."""
+    return field != BETWEEN or any(_between_iterations(each.rank.memory) for each in block)
+
+
 def _size(memory: RankMemory, field: str) -> str:
-    if field != "between_iterations":
-        return format_bytes(getattr(memory, field))
+    return format_bytes(_between_iterations(memory) if field == BETWEEN else getattr(memory, field))
+
+
+def _between_iterations(memory: RankMemory) -> int:
+    """Bytes allocated between iterations that no other row has."""
     known = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
-    return format_bytes(memory.allocated_bytes - known)
+    return memory.allocated_bytes - known
 
 
 def _layers(layers: tuple[int, ...]) -> str:

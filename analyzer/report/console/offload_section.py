@@ -47,8 +47,8 @@ def _verdict(report: OffloadReport) -> tuple[str, str]:
     if over:
         missing = " and ".join(f"{format_bytes(int(tier.total - tier.capacity))} on {tier.name}" for tier in over)
         if report.verdict.state == "tight":
-            return f"It is tight: {needs}; {missing} are missing, unless the vocabulary is smaller.", KEY
-        return f"It does not fit: {needs}; {missing} are missing.", BAD
+            return f"It is tight: {needs}; {missing} too much, unless the vocabulary is smaller.", KEY
+        return f"It does not fit: {needs}; {missing} too much.", BAD
     if report.verdict.state == "tight":
         enough = (report.verdict.headroom_bytes or 0) >= (report.verdict.margin_bytes or 0)
         return f"It is tight: {needs}.{' It does not fit with a larger vocabulary.' if enough else ''}", KEY

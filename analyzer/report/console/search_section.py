@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TextIO
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
 
 SMALLEST: Final = 0.005
 """Differences of parts below this share of an iteration are not printed."""
-AS_GIVEN: Final = "the launch as it is"
+ABBREVIATIONS: Final = {
+    "VPP": "virtual stages of each pipeline rank",
+    "ETP": "tensor parallelism of the experts",
+    "MBS": "micro-batch size",
+    "first": "layers of the first stage",
+    "last": "layers of the last stage",
+}
+"""Abbreviations of changed options that are explained, in this order."""
+AS_GIVEN: Final = "your launch"
 
 
 def print_search(result: SearchResult, report: Report, *, stream: TextIO) -> None:
@@ -45,11 +54,12 @@ def sections(result: SearchResult, report: Report, *, width: int) -> list[Render
         "",
         table(columns, rows, align="rrrrrrl", wrapped=(6,)),
         "",
+        *_key(rows),
         *_equal(result),
         paragraph(_place(result, report)),
         *_reasons(result),
         *_front(result, capacity),
-        *_commands(result.commands, width),
+        *_commands(result.commands, result.best, width),
     ]
 
 
@@ -57,6 +67,13 @@ def _mark(place: int, each: Evaluation, result: SearchResult) -> str:
     """The place, with a mark if the layout equals the first. Other places have blanks if there is a mark at all."""
     equal = sum(map(result.equals_first, result.best)) > 1
     return f"{place}{' =' if place > 1 and result.equals_first(each) else '  ' if equal else ''}"
+
+
+def _key(rows: Sequence[Sequence[str]]) -> list[RenderableType]:
+    """The meaning of the abbreviations in the last column."""
+    used = {word for row in rows for word in re.findall(r"\w+", row[-1])}
+    meanings = [f"{word}: {meaning}" for word, meaning in ABBREVIATIONS.items() if word in used]
+    return [paragraph(f"{'; '.join(meanings)}.")] if meanings else []
 
 
 def _equal(result: SearchResult) -> list[RenderableType]:
@@ -81,40 +98,40 @@ def _row(place: str, each: Evaluation, capacity: int) -> tuple[str, ...]:
 
 def _launch(report: Report) -> str:
     time = "" if report.time is None else f", {format_seconds(report.time.iteration_seconds)} for an iteration"
-    return f"The launch as it is: {report.verdict.state or 'no verdict'} on {report.verdict.gpu or 'the GPU'}{time}."
+    return f"Your launch: {report.verdict.state or 'no verdict'} on {report.verdict.gpu or 'the GPU'}{time}."
 
 
 def _extent(result: SearchResult) -> str:
     if not result.complete:
         ended = f"The search ended early ({result.ended}), after {format_seconds(result.seconds)}"
         bound = f"a layout can be up to {result.gap:.0%} faster" if result.best else "there may be a layout that fits"
-        return f"{ended}: {result.evaluated:,} of {result.candidates:,} layouts were evaluated, and {bound}."
+        return f"{ended}: {result.evaluated:,} of {result.candidates:,} layouts were calculated, and {bound}."
     text = f"{result.candidates:,} layouts in {format_seconds(result.seconds)}"
     if result.evaluated >= result.candidates:
-        return f"{text}: all were evaluated."
+        return f"{text}: all were calculated."
     if result.aim == "fastest":
-        more = "The others of the list are not proven to be the next ones; --info-search-thorough finds these."
-        return f"{text}: bounds of time and memory prove that none is faster than the first. {more}"
-    return f"{text}: {result.evaluated:,} were evaluated, and bounds of time and memory exclude the others."
+        more = "Layouts 2 and later may not be the next ones; --info-search-thorough finds these."
+        return f"{text}: {result.evaluated:,} were calculated; the others cannot fit or cannot be faster than layout 1. {more}"
+    return f"{text}: {result.evaluated:,} were calculated; the others cannot fit or cannot be faster."
 
 
 def _place(result: SearchResult, report: Report) -> str:
     if result.given is None:
         change = result.smallest_change
-        text = "The launch as it is does not fit."
+        text = "Your launch does not fit."
         if report.verdict.fits:
-            text = "The launch as it is fits only if PyTorch frees unused segments, and a search leaves out such layouts."
+            text = "Your launch fits only if PyTorch frees unused segments, and a search leaves out such layouts."
         if change is None:
             return text
         needed = f"{format_bytes(change.device_bytes)}, {format_seconds(change.iteration_seconds)} for an iteration"
         return f"{text} The smallest change that fits: {as_text(change.options)} ({needed})."
     if not result.complete:
-        return f"The launch as it is takes {format_seconds(result.given.iteration_seconds)}."
+        return f"Your launch takes {format_seconds(result.given.iteration_seconds)}."
     faster = result.given.iteration_seconds / result.best[0].iteration_seconds - 1
-    compared = f"it takes {faster:.1%} longer than the first" if faster >= SMALLEST else "no layout is much faster"
+    compared = f"takes {faster:.1%} longer than layout 1" if faster >= SMALLEST else "is about as fast as layout 1"
     if result.place is None:
-        return f"The launch as it is comes after these: {compared}."
-    return f"The launch as it is has place {result.place}: {compared}."
+        return f"Your launch {compared}."
+    return f"Your launch has place {result.place}: it {compared}."
 
 
 def _reasons(result: SearchResult) -> list[RenderableType]:
@@ -133,16 +150,25 @@ def _front(result: SearchResult, capacity: int) -> list[RenderableType]:
     rows = [_row("", each, capacity)[1:] for each in distinct_front(result)]
     if len(rows) < 2:
         return []
-    title = "Less memory for more time (no other layout is faster and needs no more memory)"
+    title = "Best trade-offs of memory and time"
     columns = ("iteration", "tokens/s/GPU", "MFU", "memory", "free", "changed options")
     return [*heading(title), table(columns, rows, align="rrrrrl", wrapped=(5,))]
 
 
-def _commands(commands: Sequence[str], width: int) -> list[RenderableType]:
+def _commands(commands: Sequence[str], best: Sequence[Evaluation], width: int) -> list[RenderableType]:
     found: list[RenderableType] = [*heading("Commands of the first layouts")] if commands else []
     for place, command in enumerate(commands, 1):
-        found += ["", f"  # place {place}", Text(continued(command, width), no_wrap=True, overflow="ignore")]
+        found += [
+            "",
+            f"  # layout {place}{_of_layout(best[place - 1 : place])}",
+            Text(continued(command, width), no_wrap=True, overflow="ignore"),
+        ]
     return found
+
+
+def _of_layout(found: Sequence[Evaluation]) -> str:
+    """Time and memory of a layout, in brackets."""
+    return "".join(f" ({format_seconds(each.iteration_seconds)}, {format_bytes(each.device_bytes)})" for each in found)
 
 
 def continued(command: str, width: int) -> str:
@@ -202,9 +228,10 @@ def _limit(limit: Limit, capacity: int) -> str:
     if limit.value is None or limit.device_bytes is None:
         return f"The launch does not fit with any {flag}."
     needed = f"{format_bytes(limit.device_bytes)} of {format_bytes(capacity)}{', which is tight' if limit.tight else ''}"
-    text = f"{flag} {limit.value} is the largest that fits: {needed}."
+    text = f"With this layout {limit.value:,} is the largest {flag} that fits: {needed}."
     if limit.option == "seq-length":
-        text += f" --max-position-embeddings must be as large. Multiples of {limit.step:,} tokens were tried."
+        text += f" Raise --max-position-embeddings to it as well. Multiples of {limit.step:,} tokens were tried."
+    others = "Other layouts may allow more: add --info-search."
     if limit.next_value is None or limit.next_bytes is None:
-        return f"{text} A larger one cannot be split over the ranks."
-    return f"{text} With {limit.next_value} the launch needs {format_bytes(limit.next_bytes)}."
+        return f"{text} A larger one cannot be split over the ranks. {others}"
+    return f"{text} With {limit.next_value:,} the launch needs {format_bytes(limit.next_bytes)}. {others}"

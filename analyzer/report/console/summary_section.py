@@ -16,7 +16,7 @@ from analyzer.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-ENGINES = {"formula": "by formula", "shadow": "by shadow recording", "both": "by formula and shadow recording"}
+ENGINES = {"formula": "formulas", "shadow": "a recorded step of the shadow engine", "both": "formulas and a recorded step"}
 FASTER: Final = 3
 """Changes that make a launch faster, of which the key figures name so many."""
 SECTIONS = ("memory", "time", "groups", "communication", "tree")
@@ -42,10 +42,10 @@ def key_figures(report: Report) -> list[RenderableType]:
         ("peak", f"{format_bytes(m.peak_allocated_bytes)} allocated, {format_bytes(m.peak_reserved_bytes)} reserved, "
                  f"{format_bytes(m.device_bytes)} on the device (rank {rank.ranks[0][0]})"),
         *gpu_rows(report.verdict),
-        ("source", f"Megatron-LM {job.megatron}{_newest(report)}, {ENGINES[report.engine]}"),
+        ("method", f"{ENGINES[report.engine]} for Megatron-LM {job.megatron}{_newest(report)}"),
     ]  # fmt: skip
     if stated := _stated(report):
-        rows.append(("assumptions", f"{len(stated)}, listed at the end of this report"))
+        rows.append(("assumptions", f"{len(stated)}, at the end of this report"))
     return ["", fields(rows)]
 
 
@@ -84,13 +84,13 @@ def _newest(report: Report) -> str:
 
 
 def gpu_rows(result: Verdict) -> list[tuple[str, str]]:
-    """The GPU with its capacity, and the headroom, where they are known."""
+    """The GPU with its capacity, and the headroom, where they are known; no headroom if the launch does not fit."""
     if result.capacity_bytes is None:
         return [("GPU capacity", "not known")]
     capacity = format_bytes(result.capacity_bytes) + (f" ({result.gpu})" if result.gpu else "")
-    if result.headroom_bytes is None:
+    if result.headroom_bytes is None or result.headroom_bytes < 0:
         return [("GPU capacity", capacity)]
-    of = ("-" if result.headroom_bytes < 0 else "") + share(result.headroom_bytes, of=result.capacity_bytes)
+    of = share(result.headroom_bytes, of=result.capacity_bytes)
     return [("GPU capacity", capacity), ("headroom", f"{format_bytes(result.headroom_bytes)} ({of} of the capacity)")]
 
 

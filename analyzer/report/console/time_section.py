@@ -26,6 +26,7 @@ PARTS: Final = {
     "host": "GPU waits for the host",
 }
 """Names of the parts of an iteration."""
+EXPOSED: Final = "Exposed communication is communication that the GPU waits for."
 SMALLEST: Final = 0.001
 """Parts below this share are not printed."""
 
@@ -44,7 +45,9 @@ def time(report: Report, *, full: bool) -> list[RenderableType]:
         *([("efficiencies", found.calibration)] if full or "assumed" in found.calibration or "fitted" in found.calibration else []),
     ]
     section = [*heading("Time (estimate)"), fields(rows)]
-    return [*section, "", parts(found), "", paragraph(found.bottleneck), *_not_counted(found)] if full else section
+    return (
+        [*section, "", parts(found), "", paragraph(EXPOSED), paragraph(found.bottleneck), *_not_counted(found)] if full else section
+    )
 
 
 def _iteration(found: TimeEstimate) -> str:
@@ -81,22 +84,28 @@ def _training(training: TrainingTime | None) -> list[tuple[str, str]]:
     if training is None:
         return []
     length = f"{training.days:,.1f} days" if training.days >= 1 else f"{24 * training.days:,.2f} hours"
-    text = f"{length}, {training.gpu_hours:,.{0 if training.gpu_hours >= 100 else 2}f} GPU-hours"
+    text = f"{length}, {format_hours(training.gpu_hours)} GPU-hours"
     tokens = f"{training.tokens / 1e9:,.1f} billion" if training.tokens >= 1e9 else format_count(training.tokens)
     text += f": {plural(training.iterations, 'iteration')}, {tokens} tokens"
     rows = [("training", text)]
     between = [
-        f"{days:,.2f} days of {what}"
+        f"{days:,.2f} days for {what}"
         for days, what in ((training.evaluation_days, "evaluation"), (training.checkpoint_days, "saving checkpoints"))
         if days >= 0.005
     ]
     if between:
-        rows.append(("of these", ", ".join(between)))
+        rows.append(("of which", ", ".join(between)))
     if training.checkpoint_bytes:
-        rows.append(("checkpoint", format_bytes(training.checkpoint_bytes)))
+        rows.append(("checkpoint size", format_bytes(training.checkpoint_bytes)))
     if training.cost is not None:
-        rows.append(("cost", f"{training.cost:,.{0 if training.cost >= 100 else 2}f} at the price in --info-price"))
+        cost = f"{training.cost:,.{0 if training.cost >= 100 else 2}f}"
+        rows.append(("cost", f"{cost} ({format_hours(training.gpu_hours)} GPU-hours at {training.cost / training.gpu_hours:,.2f})"))
     return rows
+
+
+def format_hours(hours: float) -> str:
+    """Hours, with decimals if there are few."""
+    return f"{hours:,.{0 if hours >= 100 else 2}f}"
 
 
 def _not_counted(found: TimeEstimate) -> list[RenderableType]:

@@ -42,20 +42,19 @@ def _sentence(report: Report) -> tuple[str, str]:
         return f"No verdict: the GPU is not known. {rank.capitalize()} needs the most memory, {size}.", KEY
     of = f"of {format_bytes(result.capacity_bytes)}" + (f" ({result.gpu})" if result.gpu else "")
     amount = f"{format_bytes(abs(result.headroom_bytes))} ({share(result.headroom_bytes, of=result.capacity_bytes)})"
-    difference = f"{amount} {'remain free' if result.fits else 'are missing'}"
     margin = result.margin_bytes or 0
     below = f"the margin of {format_bytes(margin)} ({share(margin, of=result.capacity_bytes)})"
     is_below = 0 <= result.headroom_bytes < margin
     least, most = estimated_range(report.ranks)
     if result.state == "tight" and most > result.capacity_bytes:
         ends = f"{format_bytes(least)} to {format_bytes(most)}"
-        less = f", less than {below}" if is_below else ""
-        return f"It is tight: {needs} {of}; the estimate ranges from {ends}. By the estimate {difference}{less}.", KEY
+        less = f" That is below {below}." if is_below else ""
+        return f"It is tight: {needs} {of}; the estimate ranges from {ends}. {left(result)}{less}", KEY
     if result.state == "tight":
         return f"It is tight: {needs} {of}; the headroom of {amount} is below {below}.", KEY
     if result.fits:
-        return f"It fits: {needs} {of}; {difference}.", GOOD
-    return f"It does not fit: {needs}; {capacity_of(result)}; {difference}.", BAD
+        return f"It fits: {needs} {of}; {amount} remain free.", GOOD
+    return f"It does not fit: {needs}, and {capacity_of(result)}: {excess(result)}.", BAD
 
 
 def _counted(report: Report) -> str:
@@ -64,6 +63,22 @@ def _counted(report: Report) -> str:
         return "In the update"
     trained = "adapters beside frozen weights" if report.parameters_adapters else "all parameters"
     return f"Counted as a training of {trained}"
+
+
+def left(result: Verdict) -> str:
+    """What the estimate leaves free or exceeds, where the capacity lies within its range."""
+    if result.fits:
+        return f"The estimate leaves {format_bytes(result.headroom_bytes or 0)} free, less than its own error."
+    return f"The estimate is {format_bytes(-(result.headroom_bytes or 0))} above the capacity, less than its own error."
+
+
+def excess(result: Verdict) -> str:
+    """'363.70 GiB too much (5.6 times the capacity)', or the share of the capacity if it is less than one more capacity."""
+    over, capacity = -(result.headroom_bytes or 0), result.capacity_bytes or 1
+    ratio = 1 + over / capacity
+    times = f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+    what = f"{times} times the capacity" if ratio >= 2 else f"{share(over, of=capacity)} of the capacity"
+    return f"{format_bytes(over)} too much ({what})"
 
 
 def capacity_of(result: Verdict) -> str:

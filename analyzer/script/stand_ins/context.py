@@ -70,7 +70,7 @@ def say(text: str) -> None:
     """Prints one line for the user, with escapes such as \\x1b in the place of control characters."""
     line = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     try:
-        os.write(2, f"get_training_info: {line}\n".encode(errors="replace"))
+        os.write(2, f"get-training-info: {line}\n".encode(errors="replace"))
     except OSError:
         return
 

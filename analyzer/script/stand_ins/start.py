@@ -13,7 +13,7 @@ def run(argv: list[str]) -> None:
     except BrokenPipeError:
         os._exit(141)
     except Exception as error:
-        os.write(2, f"get_training_info: {os.path.basename(argv[0])}: {type(error).__name__}: {error}\n".encode(errors="replace"))
+        os.write(2, f"get-training-info: {os.path.basename(argv[0])}: {type(error).__name__}: {error}\n".encode(errors="replace"))
         sys.exit(1)
 
 

@@ -51,7 +51,7 @@ def test_the_throughput_is_that_of_the_measured_run() -> None:
 def test_the_host_is_checked() -> None:
     done = run(*f"{JOB} --info-offload {POLICY},host-memory=100".split())
     assert done.status == 1
-    assert "GiB on host are missing." in " ".join(done.out.split())
+    assert "GiB on host too much." in " ".join(done.out.split())
 
 
 def test_gpu_memory_is_that_of_the_option() -> None:
@@ -110,7 +110,7 @@ def test_one_generated_token_has_no_decode() -> None:
 def test_a_search_in_which_nothing_fits() -> None:
     done = run(*f"{JOB} --info-offload search,host-memory=9,disk=1".split())
     assert done.status == 1
-    assert done.err.startswith("get_training_info: --info-offload: no policy fits")
+    assert done.err.startswith("get-training-info: --info-offload: no policy fits")
 
 
 @pytest.mark.parametrize(

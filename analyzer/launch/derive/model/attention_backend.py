@@ -105,7 +105,7 @@ def choose_backend(
     where = gpu.name or (
         f"a GPU of compute capability {capability[0]}.{capability[1]}" if gpu.compute_capability else "a Hopper GPU (none is given)"
     )
-    sentence = f"Transformer Engine 2.11 would run {picked} attention on {where}"
+    sentence = f"Attention kernel: {_KERNELS[picked]} (Transformer Engine 2.11 on {where})"
     if picked == "flash" and _two_sizes(needs):
         sentence += ", with flash-attn 3 installed; without it the training does not start"
     elif picked == "flash":
@@ -115,6 +115,10 @@ def choose_backend(
     if off:
         sentence += f", because of {' and '.join(off.values())}; releases since 0.10 start only without that"
     return picked, sentence + "."
+
+
+_KERNELS: Final[Mapping[str, str]] = {"fused": "cuDNN fused attention", "flash": "flash-attn", "unfused": "unfused attention"}
+"""Names of the kernels in the report."""
 
 
 def _describe(needs: AttentionNeeds) -> str:

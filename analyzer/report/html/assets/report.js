@@ -210,7 +210,7 @@ function classOf(rank) {
 function memory() {
   const found = section("memory", "Memory by stage");
   const rows = report.ranks.map((rank) => [classOf(rank), rank.memory]);
-  found.append(element("p", {}, "At the peak of a rank of each pipeline stage. Stages with different ranks have several bars."));
+  found.append(element("p", {}, "Memory at the peak, one rank of each pipeline stage. Stages whose ranks differ have several bars."));
   stacked(found, "memory-chart", "Memory of each pipeline stage by part, with the memory of the GPU", rows, report.verdict.capacity_bytes);
 }
 
@@ -251,7 +251,7 @@ function overIteration() {
   label.querySelector("select").value = chosen.stage;
   found.append(element("div", {class: "controls"}, label));
   found.append(element("p", {}, "Allocated memory at the peak of each forward and backward, and after it, as sums of tensors. " +
-    "Long iterations begin with their first passes; the mouse wheel zooms. The peak is marked."));
+    "Of long iterations the first passes are shown; the mouse wheel zooms out. The peak is marked."));
   const made = chart(found, "over-chart", "Allocated memory over an iteration of one stage", () => {
     const all = points(), most = all.reduce((a, b) => (b.peak > a.peak ? b : a));
     const held = rank().memory;
@@ -297,8 +297,8 @@ function schedule() {
   const shownEnd = Math.max(...extra.passes.map((passes) => (passes[SHOWN - 1] || [0, report.time.iteration_seconds])[1]));
   const others = extra.passes.flatMap((passes, stage) => around(passes, stage));
   const kinds = [...new Set(others.map(([, , , kind]) => kind))];
-  found.append(element("p", {}, "The passes of each stage, and what delays them. A narrow strip is the part of a pass in which messages " +
-    "within its groups are not hidden. Long iterations begin with their first passes; the mouse wheel zooms."));
+  found.append(element("p", {}, "The passes of each stage, and what delays them. The thin strip is communication that the GPU " +
+    "waits for. Of long iterations the first passes are shown; the mouse wheel zooms out."));
   chart(found, "schedule-chart", "Gantt chart of the passes, the bubble and the exposed communication of each pipeline stage", () => ({
     legend: {...legend(), type: "plain"},
     grid: {left: 80, right: 20, top: 70, bottom: 60},
@@ -559,7 +559,7 @@ function tree() {
     (value) => { state.place = Number(value); state.chunk = 0; draw(); });
   rankLabel.querySelector("select").value = state.place;
   const chunkBox = element("span");
-  found.append(element("p", {}, "A rank of the stage, one microbatch. The time has kernels and messages that are not hidden. Select a column to sort."));
+  found.append(element("p", {}, "One rank, one microbatch. The time includes kernels and communication that the GPU waits for. Select a column to sort."));
   found.append(element("div", {class: "controls"}, rankLabel, chunkBox));
   const place = element("div");
   found.append(place);
