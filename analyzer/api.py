@@ -119,9 +119,9 @@ def analyze_config(
 def analyze_inference(
     argv: str | Sequence[Word],
     *,
-    batch: int | None = None,
-    prompt: int | None = None,
-    generate: int | None = None,
+    batch: int | str | None = None,
+    prompt: int | str | None = None,
+    generate: int | str | None = None,
     quantize: str | None = None,
     gpu: str | None = None,
     environ: Mapping[str, str] | None = None,
@@ -129,8 +129,9 @@ def analyze_inference(
 ) -> InferenceReport:
     """The report of text generation with the model and layout of a launch, as of `--info-inference`.
 
-    `argv`, `gpu`, `environ` and `folder` are those of `analyze`. `batch`: requests of one replica of the model. `prompt`: tokens of
-    each request. `generate`: tokens that are generated for each. All three are given, or none if `argv` has `--info-inference` or
+    `argv`, `gpu`, `environ` and `folder` are those of `analyze`. `batch`: requests of one replica of the model, or "max" for the
+    most that fit. `prompt`: tokens of each request. `generate`: tokens that are generated for each. Texts such as "32k" are read,
+    with 1,024 tokens for each k. All three are given, or none if `argv` has `--info-inference` or
     names an inference script of Megatron. `quantize`: bits of weights, activations and cache, such as "w4a16kv8". `argv` may also
     have `--info-hardware`, `--info-calibration`, `--info-network`, `--info-efficiency` and `--info-price`.
 
@@ -180,7 +181,7 @@ def analyze_offload(
     return report_of_launch(launch, launch.options.offload)
 
 
-def _generation(batch: int | None, prompt: int | None, generate: int | None) -> str | None:
+def _generation(batch: int | str | None, prompt: int | str | None, generate: int | str | None) -> str | None:
     """The value of `--info-inference`; None without arguments."""
     given = {"batch": batch, "prompt": prompt, "generate": generate}
     parts = [f"{name}={value}" for name, value in given.items() if value is not None]

@@ -36,6 +36,19 @@ def natural(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
+_LENGTHS: Final = {"k": 1024, "m": 1024**2}
+"""Tokens of a suffix of a sequence length."""
+
+
+def length(text: str) -> int | None:
+    """The number of tokens of a sequence that `text` writes, such as 2048 or 32k, of which k is 1,024; None if it is no number."""
+    unit = _LENGTHS.get(text[-1:].lower())
+    if unit is None:
+        return natural(text)
+    number = natural(text[:-1])
+    return None if number is None else number * unit
+
+
 def dtype_bytes(dtype: str, elements: int) -> int:
     """Bytes of `elements` elements of `dtype`, without rounding to blocks."""
     return int(DTYPE_BYTES[dtype] * elements)

@@ -136,9 +136,6 @@ def limits_of(job: InferenceJob) -> Limits | None:
     if capacity is None:
         return None
 
-    def batch_fits(size: int) -> bool:
-        return device_bytes(with_batch(job, size)) <= capacity and _has_blocks(with_batch(job, size))
-
     def length_fits(tokens: int) -> bool:
         changed = with_length(job, tokens)
         return device_bytes(changed) <= capacity and _has_blocks(changed)
@@ -146,9 +143,20 @@ def limits_of(job: InferenceJob) -> Limits | None:
     shortest = job.inference.generated_tokens + 1
     longest = job.model.max_position_embeddings if job.model.position_embedding == "learned_absolute" else MOST_TOKENS
     return Limits(
-        batch_size=_largest(batch_fits, start=1, most=MOST_REQUESTS),
+        batch_size=largest_batch(job),
         sequence_length=_largest(length_fits, start=shortest, most=longest),
     )
+
+
+def largest_batch(job: InferenceJob) -> int:
+    """The largest batch that fits the memory of the GPU, which is known; 0 if none fits."""
+    capacity = job.hardware.capacity_bytes or 0
+
+    def fits(size: int) -> bool:
+        changed = with_batch(job, size)
+        return device_bytes(changed) <= capacity and _has_blocks(changed)
+
+    return _largest(fits, start=1, most=MOST_REQUESTS)
 
 
 def with_batch(job: InferenceJob, size: int) -> InferenceJob:

@@ -15,10 +15,10 @@ from analyzer.hardware.gpus import hardware
 from analyzer.inference.dynamic_rules import check_engine
 from analyzer.inference.forward_job import forward_job
 from analyzer.inference.kv_cache import requests_of_blocks
-from analyzer.inference.memory import stage_layers
+from analyzer.inference.memory import largest_batch, stage_layers
 from analyzer.launch.build import build
 from analyzer.launch.derive.reading import option, positive
-from analyzer.launch.inference.options import STATIC_SCRIPTS, without_script_options
+from analyzer.launch.inference.options import INFERENCE, MOST, STATIC_SCRIPTS, without_script_options
 from analyzer.launch.inference.spec import inference_spec, requests_option, without_effect
 from analyzer.launch.parse import parse
 from analyzer.passes.stages import stage_models
@@ -115,6 +115,8 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     known = gpu.name is not None or options.hardware is not None
     job = _job(training, spec)
     job = replace(job, warnings=(*job.warnings, *without_effect(arguments, script, spec)))
+    if options.inference is not None and options.inference.batch is None:
+        job = _with_largest_batch(job, offload=options.offload is not None)
     return InferenceLaunch(
         job=_with_batch_of_blocks(job, requests_option(arguments) if script.script in STATIC_SCRIPTS else None),
         options=options,
@@ -123,6 +125,18 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         folder=folder,
         command=tuple(argv),
     )
+
+
+def _with_largest_batch(job: InferenceJob, *, offload: bool) -> InferenceJob:
+    """The job with the largest batch that fits; with a batch of 1 if none does. Raises InputError if it is not known."""
+    given = f"{INFERENCE} batch={MOST}"
+    if offload:
+        raise InputError(given, "is not known with --info-offload", "write the requests of a block, such as batch=64")
+    if job.hardware.capacity_bytes is None:
+        raise InputError(given, "needs the memory of a GPU", "add --info-gpu NAME, such as H100-80GB")
+    most = largest_batch(job)
+    allocated = job.inference.cache_requests
+    return replace(job, inference=replace(job.inference, batch_size=max(1, most if allocated is None else min(most, allocated))))
 
 
 def _with_layout(arguments: Arguments, *, of_script: bool) -> Arguments:

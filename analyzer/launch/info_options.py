@@ -228,7 +228,9 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "simple time model: shares of the peak rates that are reached, such as flops=0.5,memory=0.9",
         shares("flops", "memory"),
     ),
-    "tokens": InfoOption("N", "tokens of the training, such as 15T (default: --train-iters or --train-samples)", count),
+    "tokens": InfoOption(
+        "N", "tokens of the training, such as 15T or 300B, K is 1,000 (default: --train-iters or --train-samples)", count
+    ),
     "price": InfoOption("X", "price of a GPU-hour, for the cost of the training", positive),
     "faster": InfoOption("", "name changes of one option that make a launch that fits faster (about a second)", flag),
     "search": InfoOption("", "list the fastest layouts of the launch that fit, with the same GPUs and global batch size", flag),
@@ -253,9 +255,13 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "search_csv": InfoOption("FILE", "write the layouts that the search finds to this file", word),
     "workers": InfoOption("N|ADDRESS", "processes of the search, or tcp://HOST:PORT of a Dask scheduler", word),
     "inference": InfoOption(
-        "LIST", "analyze inference with the model and layout: batch=8,prompt=2048,generate=256 for each replica", generation
+        "LIST",
+        "analyze inference with the model and layout: batch=8,prompt=2k,generate=256 for each replica; batch=max is the largest",
+        generation,
     ),
-    "quantize": InfoOption("BITS", "bits of weights, activations and cache of inference, such as w4a16kv8", quantization),
+    "quantize": InfoOption(
+        "BITS", "bits of weights, activations and cache of inference, such as w4a16kv8; kv8 for the cache alone", quantization
+    ),
     "offload": InfoOption(
         "LIST|search",
         "where inference has its tensors: weights=20/80/0,cache=0/100/0,activations=0/100/0 percent on GPU, host, disk",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from analyzer.launch.inference.options import (
@@ -93,7 +95,7 @@ def test_wrong_values_of_the_batch(value: str, part: str) -> None:
     assert part in outcome.err
 
 
-@pytest.mark.parametrize("value", ["w4", "w4a3", "w2a16", "a16w4", "w4a16kv8g0", "w4a16kv"])
+@pytest.mark.parametrize("value", ["", "g64", "w4a3", "w2a16", "a16w4", "w4a16kv8g0", "w4a16kv"])
 def test_wrong_values_of_quantization(value: str) -> None:
     assert_refused(run(*f"{LLAMA} {BATCH} --info-quantize {value}".split()), "--info-quantize")
 
@@ -101,6 +103,36 @@ def test_wrong_values_of_quantization(value: str) -> None:
 def test_values_of_quantization() -> None:
     spec = launch_of(f"{LLAMA} {BATCH} --info-quantize w4a8kv4g128").job.inference.quantization
     assert (spec.weight_bits, spec.activation_bits, spec.cache_bits, spec.group_size) == (4, 8, 4, 128)
+
+
+@pytest.mark.parametrize(("value", "bits"), [("kv8", (16, 16, 8)), ("w8", (8, 16, 16)), ("w4kv8", (4, 16, 8)), ("a8", (16, 8, 16))])
+def test_parts_of_quantization_that_are_left_out_have_16_bits(value: str, bits: tuple[int, int, int]) -> None:
+    spec = launch_of(f"{LLAMA} {BATCH} --info-quantize {value}").job.inference.quantization
+    assert (spec.weight_bits, spec.activation_bits, spec.cache_bits) == bits
+
+
+@pytest.mark.parametrize(("written", "tokens"), [("32k", 32768), ("1K", 1024), ("1m", 1048576), ("2048", 2048)])
+def test_k_of_a_length_is_1024_tokens(written: str, tokens: int) -> None:
+    spec = launch_of(f"{LLAMA} --info-inference batch=2,prompt={written},generate={written}").job.inference
+    assert (spec.prompt_tokens, spec.generated_tokens) == (tokens, tokens)
+
+
+def test_the_largest_batch_fits_and_one_more_request_does_not() -> None:
+    """Through the command `serve`, whose options are parts of --info-inference."""
+    words = "meta-llama/Llama-3.1-8B --gpu H100-80GB --gpus 1 --prompt 32k --generate 1k --json - --batch"
+    found = json.loads(run("serve", *words.split(), "max").out)
+    batch = found["inference"]["batch_size"]
+    assert batch == found["inference"]["max_batch"]
+    states = [json.loads(run("serve", *words.split(), str(size)).out)["verdict"]["fits"] for size in (batch, batch + 1)]
+    assert states == [True, False]
+
+
+def test_the_largest_batch_is_at_least_one_request() -> None:
+    assert launch_of(f"{LLAMA} --info-inference batch=max,prompt=2048,generate=256 --info-gpu T4").job.inference.batch_size == 1
+
+
+def test_the_largest_batch_needs_a_gpu() -> None:
+    assert_refused(run(*f"{LLAMA} --info-inference batch=max,prompt=2048,generate=256".split()), "--info-inference")
 
 
 @pytest.mark.parametrize(

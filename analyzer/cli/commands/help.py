@@ -17,9 +17,9 @@ TARGET_HELP: Final = (
     "before or after it; with a launch command before it. All words after -- belong to the launch."
 )
 OF_SERVE: Final = {
-    "batch": ("N", "requests that each replica generates together"),
-    "prompt": ("N", "tokens of a prompt"),
-    "generate": ("N", "tokens that are generated for each request"),
+    "batch": ("N", "requests that each replica generates together; max is the largest that fits"),
+    "prompt": ("N", "tokens of a prompt, such as 2048 or 32k (k is 1,024 tokens)"),
+    "generate": ("N", "tokens that are generated for each request, such as 256 or 1k"),
 }
 
 

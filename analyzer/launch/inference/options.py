@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from analyzer.errors import InputError
-from analyzer.units import natural
+from analyzer.units import length, natural
 
 INFERENCE: Final = "--info-inference"
 ONLY_INFERENCE: Final = ("--info-quantize", "--info-offload")
@@ -43,6 +43,8 @@ _VALUES: Final = frozenset(
         *("--suspend-resume-interval", "--inference-repeat-n", "--num-input-tokens", "--engine-type", "--out-seq-length"),
     }
 )
+MOST: Final = "max"
+"""The batch that is the largest that fits."""
 _FIELDS: Final = ("batch", "prompt", "generate")
 _LARGEST: Final = 10**8
 
@@ -50,7 +52,8 @@ _LARGEST: Final = 10**8
 class Generation(NamedTuple):
     """What is generated: requests of one replica, tokens of each prompt, and tokens that are generated for it."""
 
-    batch: int
+    batch: int | None
+    """None for the largest that fits."""
     prompt: int
     generate: int
 
@@ -136,19 +139,25 @@ def without_script_options(argv: Sequence[str]) -> tuple[list[str], ScriptOption
 
 
 def generation(option: str, text: str | None) -> Generation:
-    """The value of `--info-inference`. Raises InputError unless each of batch, prompt and generate is given once."""
-    remedy = f"write {option} batch=8,prompt=2048,generate=256"
-    found: dict[str, int] = {}
+    """The value of `--info-inference`: lengths may have a suffix, as 32k of 1,024 tokens each, and the batch may be max.
+
+    Raises InputError unless each of batch, prompt and generate is given once.
+    """
+    remedy = f"write {option} batch=8,prompt=2048,generate=256, or batch=max for the largest batch that fits"
+    found: dict[str, int | None] = {}
     for part in (text or "").split(","):
         key, _, number = (each.strip() for each in part.partition("="))
-        value = natural(number)
+        if key == "batch" and number == MOST and key not in found:
+            found[key] = None
+            continue
+        value = length(number) if key != "batch" else natural(number)
         if key not in _FIELDS or key in found or not value or value > _LARGEST:
             raise InputError(option, f"{part!r} is not one of batch, prompt, generate with a number from 1 to {_LARGEST}", remedy)
         found[key] = value
     missing = [field for field in _FIELDS if field not in found]
     if missing:
         raise InputError(option, f"it does not give {missing[0]}", remedy)
-    return Generation(**found)
+    return Generation(**found)  # type: ignore[arg-type]
 
 
 class Quantization(NamedTuple):
@@ -160,15 +169,18 @@ class Quantization(NamedTuple):
     group: int
 
 
-_QUANTIZATION: Final = re.compile(r"w(4|8|16)a(4|8|16)(?:kv(4|8|16))?(?:g(\d{1,5}))?", re.ASCII)
+_QUANTIZATION: Final = re.compile(r"(?=[wak])(?:w(4|8|16))?(?:a(4|8|16))?(?:kv(4|8|16))?(?:g(\d{1,5}))?", re.ASCII)
 GROUP: Final = 64
 """Elements that share a scale if the option does not tell: the group size of FlexLLMGen's 4-bit compression."""
 
 
 def quantization(option: str, text: str | None) -> Quantization:
-    """The value of `--info-quantize`: w4a16kv8, and with g128 groups of 128 elements. Without kv the cache has 16 bits."""
+    """The value of `--info-quantize`: w4a16kv8, and with g128 groups of 128 elements. Parts that are left out have 16 bits: kv8."""
     found = _QUANTIZATION.fullmatch(text or "")
     if found is None or not int(found[4] or 1):
         fault = f"{text!r} does not give the bits of weights, activations and cache, each 4, 8 or 16"
-        raise InputError(option, fault, "write such as w4a16kv8, or w4a16kv4g128 with 128 elements in a group")
-    return Quantization(int(found[1]), int(found[2]), int(found[3] or 16), int(found[4] or GROUP))
+        raise InputError(
+            option, fault, "write such as w4a16kv8, kv8 for the cache alone, or w4a16kv4g128 with 128 elements in a group"
+        )
+    weights, activations, cache = (int(found[index] or 16) for index in (1, 2, 3))
+    return Quantization(weights, activations, cache, int(found[4] or GROUP))

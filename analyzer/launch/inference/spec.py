@@ -45,7 +45,8 @@ def inference_spec(
 ) -> InferenceSpec:
     """The batch, its lengths, the cache and quantization.
 
-    The batch size is 0 if the blocks of the dynamic engine determine it. Raises InputError for options that contradict each other.
+    The batch size is 0 if the blocks of the dynamic engine determine it, and 1 if the largest is asked for.
+    Raises InputError for options that contradict each other.
     """
     engine, latent = _engine(arguments, script), model.mla is not None
     if latent:
@@ -61,7 +62,7 @@ def inference_spec(
     if dynamic is not None and script.script != "gpt_dynamic_inference":  # it computes the length from its requests
         dynamic = replace(dynamic, request_tokens=tokens)
     if asked is not None:
-        batch, prompt, generate = asked
+        batch, prompt, generate = asked.batch or 1, asked.prompt, asked.generate
     else:
         batch, prompt, generate = _of_script(script, 0 if dynamic else requests or 1, tokens)
     _check(arguments, script, batch, prompt + generate, requests if engine == "static" else None, tokens)

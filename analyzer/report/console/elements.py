@@ -89,7 +89,7 @@ class _Column(NamedTuple):
     """Maximum width; None for no limit."""
 
     def broken(self, text: str, longest: int, *, narrow: bool) -> str:
-        """A number in lines of at most `most` characters, or as long as the longest word in a `narrow` table; other text as it is."""
+        """A number in lines of `most` characters, or of the longest word in a `narrow` table; other text as it is."""
         if not self.is_number or not (narrow or self.most):
             return text
         width = longest if narrow else max(longest, self.most or 0)
