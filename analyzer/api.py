@@ -73,7 +73,8 @@ def analyze(
     """The report of a launch, computed by formula.
 
     `argv` is what follows `torchrun` in a launch script, as one string or as a list of words, numbers and paths: options of
-    torchrun, the training script, and options of Megatron-LM. `--info-gpu`, `--info-gpu-memory`, `--info-margin`,
+    torchrun, the training script, and options of Megatron-LM; or a launch script with its arguments, such as "train.sh", which is
+    run as on the command line and starts one launch. `--info-gpu`, `--info-gpu-memory`, `--info-margin`,
     `--info-megatron`, `--info-te`, `--info-torch`, `--info-model` and `--info-moe-imbalance` may be among them. `gpu` is the
     target GPU, such as "H100-80GB"; without it the verdict is for the local GPU, if there is one. `environ` and `folder` stand for
     the environment variables and the working directory of the launch. They are those of this process if not given.
@@ -465,15 +466,15 @@ def _read_training(
 ) -> Launch:
     """Reads the words of a launch. Raises InputError if they ask for inference."""
     from analyzer.launch.inference.options import INFERENCE, asks_for_inference, script_of
+    from analyzer.script_words import words_of_script
 
     words = _words(argv, gpu)
     if asks_for_inference(words):
         raise InputError(script_of(words) or INFERENCE, "asks for inference", "call analyze_inference or analyze_offload")
-    return read_launch(
-        words,
-        environ=dict(os.environ if environ is None else environ),
-        folder=Path.cwd() if folder is None else Path(folder),
-    )
+    variables = dict(os.environ if environ is None else environ)
+    place = Path.cwd() if folder is None else Path(folder)
+    with words_of_script(words, environ=variables, folder=place) as found:
+        return read_launch(found.words, environ=found.environ, folder=found.folder)
 
 
 def _time_inputs(

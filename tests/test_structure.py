@@ -25,7 +25,7 @@ MAX_FUNCTION = 60
 """Maximum number of lines of a function."""
 
 LAYERS = (
-    {"units", "errors"},
+    {"units", "errors", "version"},
     {"files"},
     {"specs", "script"},
     {"launch", "layout", "hardware"},
@@ -40,7 +40,7 @@ LAYERS = (
     {"predict"},
     {"time"},
     {"layout_search", "inference"},
-    {"report"},
+    {"report", "script_words"},
     {"api"},
     {"cli"},
 )

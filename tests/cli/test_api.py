@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 from pathlib import Path
@@ -88,12 +89,17 @@ def test_main_does_not_change_the_process(line: str) -> None:
     assert frozen / 2 < gc.get_freeze_count() <= frozen  # it falls when a frozen object of a cache is freed
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_the_examples_of_the_documentation_run(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", range(5))
+def test_the_examples_of_the_documentation_run(
+    number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The blocks of docs/api.md are programs, each followed by its output."""
     blocks = (DOCS / "api.md").read_text().split("```")[1::2]
-    assert len(blocks) == 6
+    assert len(blocks) == 10
+    if number == 2:
+        pytest.importorskip("pandas")
     program, output = blocks[2 * number].removeprefix("python\n"), blocks[2 * number + 1].removeprefix("text\n")
+    monkeypatch.chdir(DOCS.parent)
     exec(compile(program, "docs/api.md", "exec"), {})
     assert capsys.readouterr().out == output
 
@@ -102,3 +108,57 @@ def test_the_text_of_a_report_is_one_line() -> None:
     """A notebook prints it for the last value of a cell."""
     text = repr(analyzer.analyze(LAUNCH, gpu="H100-80GB"))
     assert re.fullmatch(r"<Report: fits on H100-80GB, [\d.]+ GiB of the highest-memory rank, [\d.]+ m?s for an iteration>", text)
+
+
+def test_a_report_as_a_dictionary_is_the_json_report() -> None:
+    generation = "--info-model meta-llama/Llama-3.1-8B --info-world-size 1 --info-inference batch=2,prompt=1k,generate=16"
+    for line, call in ((LAUNCH, analyzer.analyze), (generation, analyzer.analyze_inference)):
+        printed = report(*line.split(), "--info-gpu", "H100-80GB")
+        made = json.loads(json.dumps(analyzer.as_dict(call(line, gpu="H100-80GB"))))
+        assert made.pop("command") == [*line.split(), "--info-gpu", "H100-80GB"]
+        of_command_line = {"newest_release": None} if call is analyzer.analyze else {}
+        assert made == {name: value for name, value in printed.items() if name != "command"} | of_command_line
+    with pytest.raises(TypeError, match="a str is not a report"):
+        analyzer.as_dict("fits")  # type: ignore[arg-type]
+
+
+def test_the_frame_has_every_rank_once() -> None:
+    pytest.importorskip("pandas")
+    found = analyzer.analyze(f"{LAUNCH} --pipeline-model-parallel-size 2", gpu="H100-80GB")
+    frame = analyzer.ranks_as_frame(found)
+    assert frame["number_of_ranks"].sum() == 8
+    assert frame["device_bytes"].max() == max(each.memory.device_bytes for each in found.ranks)
+
+
+def _script(folder: Path, *lines: str) -> Path:
+    script = folder / "train.sh"
+    script.write_text("\n".join(("#!/bin/bash", *lines)) + "\n")
+    return script
+
+
+def test_a_launch_script_with_arguments(tmp_path: Path) -> None:
+    """The report is that of the launch, with the options of the call."""
+    _script(tmp_path, f"torchrun {LAUNCH} --micro-batch-size $1")
+    found = analyzer.analyze("train.sh 2 --info-gpu H100-80GB", folder=tmp_path)
+    expected = analyzer.analyze(f"{LAUNCH} --micro-batch-size 2", gpu="H100-80GB", folder=tmp_path)
+    assert found.job.batch.micro_batch_size == 2
+    assert found.ranks == expected.ranks
+    assert found.verdict == expected.verdict
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ((f"torchrun {LAUNCH}", f"torchrun {LAUNCH} --bf16"), r"starts 2 launches \(lines 2, 3\); .*--info-dry"),
+        (("echo nothing",), "ended without starting a training"),
+    ],
+)
+def test_a_script_that_does_not_start_one_launch(lines: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    _script(tmp_path, *lines)
+    with pytest.raises(InputError, match=f"^train.sh: {message}"):
+        analyzer.analyze("train.sh", folder=tmp_path)
+
+
+def test_a_script_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^missing\.sh: is not a file; give the path"):
+        analyzer.analyze("missing.sh", folder=tmp_path)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_version_is_that_of_the_package() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    assert config["metadata"]["version"] == "attr: analyzer.__version__"
+    assert config["metadata"]["version"] == "attr: analyzer.version.__version__"
     outcome = run("--version")
     assert (outcome.status, outcome.out, outcome.err) == (0, f"{config['metadata']['name']} {analyzer.__version__}\n", "")
     assert re.fullmatch(r"\d+\.\d+\.\d+", analyzer.__version__)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from analyzer import __version__
 from analyzer.errors import InputError
 from analyzer.files import NOT_WRITABLE, opened, replacing
 from analyzer.layout.stages import Chunk
@@ -21,6 +20,7 @@ from analyzer.report.json.encoder import SPREAD, Formats, Part, encode, named, o
 from analyzer.report.visible import visible_json
 from analyzer.results import RankClass, RankMemory, Report
 from analyzer.specs import BatchSpec, SoftwareSpec
+from analyzer.version import __version__
 
 SCHEMA: Final = "training-info/1"
 MAX_MEMBERS: Final = 131_072
