@@ -75,7 +75,20 @@ def _run(argv: list[str]) -> int:
         from analyzer.cli.commands.run import run_command
 
         return run_command(argv[0], argv[1:], _drop_in)
+    _refuse_misspelled_command(argv[0])
     return _drop_in(argv)
+
+
+def _refuse_misspelled_command(word: str) -> None:
+    """Raises InputError for a first word that is no file and nearly a command."""
+    if not word.isalpha() or os.path.exists(word):
+        return
+    from analyzer.cli.commands.table import COMMANDS
+    from analyzer.launch.spelling import is_misspelling
+
+    meant = [name for name in COMMANDS if abs(len(name) - len(word)) <= 1 and is_misspelling(word, name)]
+    if meant:
+        raise InputError(repr(word), "is not a command", f"did you mean {' or '.join(meant)}?")
 
 
 def _is_command(word: str) -> bool:

@@ -21,6 +21,8 @@ ASSUMED_BATCH: Final = "1024"
 """Sequences of a global batch, where a model is named without one and the answer needs replicas."""
 NODE: Final = "8"
 """GPUs of a node, where a model is named without a launch."""
+EXAMPLES: Final[Mapping[str, str]] = {"batch": "8", "prompt": "2048", "generate": "256"}
+"""A value of each option in `GENERATION`, for messages."""
 SEARCHING: Final = frozenset({"search", "gpus", "context", "batch"})
 
 
@@ -128,7 +130,11 @@ def _of_options(name: str, asked: Asked) -> list[str]:
 
 
 def _generation(given: Mapping[str, str | None]) -> list[str]:
-    """`--info-inference` from the options of `serve`; empty if the launch tells it."""
+    """`--info-inference` from the options of `serve`; empty if the launch tells it. Raises InputError if only some are given."""
+    missing = [part for part in GENERATION if part not in given]
+    if missing and len(missing) < len(GENERATION):
+        examples = " ".join(f"--{part} {EXAMPLES[part]}" for part in missing)
+        raise InputError(" ".join(f"--{part}" for part in missing), "is not given", f"add {examples}")
     parts = [f"{part}={given[part]}" for part in GENERATION if part in given]
     return ["--info-inference", ",".join(parts)] if parts else []
 
