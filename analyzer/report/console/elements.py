@@ -25,11 +25,11 @@ NO_BREAK: Final = "\ue000"
 which `report.draw` replaces by a space."""
 _UNLIMITED: Final = 10_000
 """Columns of a terminal in which every table fits."""
-_UNIT: Final = re.compile(r"(?<=\d) (?=(?:B|[KMGT]iB)\b)")
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:B|[KMGT]iB)\b|=$)")
 
 
 def styled(text: str, style: str = "") -> Text:
-    """Text in which a size stays on one line with its unit, without control characters."""
+    """Text in which a size stays on one line with its unit, and a number with a mark after it, without control characters."""
     return Text(_UNIT.sub(NO_BREAK, visible(text)), style)
 
 
@@ -93,6 +93,8 @@ class _Column(NamedTuple):
         if not self.is_number or not (narrow or self.most):
             return text
         width = longest if narrow else max(longest, self.most or 0)
+        if len(text) <= width:
+            return text
         return "\n".join(textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False))
 
 
