@@ -26,7 +26,9 @@ from analyzer.layout_search.space import Split, Stages
 from analyzer.memory.collector import collector_paused
 
 SMALL: Final = 20_000
-"""Layouts of a space below which a search for all of its result takes a few seconds in one process."""
+"""Layouts of a space below which a search takes a few seconds in one process."""
+FEW: Final = 50_000
+"""Layouts of a space below which a search for all of its result takes a few seconds."""
 BEST: Final = 10
 """Layouts of the result."""
 BETWEEN_PROGRESS: Final = 0.1
@@ -244,7 +246,7 @@ def _given(space: Space) -> Evaluation | None:
 def aim_of(space: Space, *, thorough: bool | None = None) -> Aim:
     """What to search for: all of the result if that is wanted, or by default (None) if it takes a few seconds."""
     if thorough is None:
-        thorough = candidates(space) < SMALL
+        thorough = candidates(space) < FEW
     return "table" if thorough else "fastest"
 
 

@@ -168,5 +168,5 @@ def test_a_limit_of_time_ends_a_search_with_a_proven_bound() -> None:
 def test_only_a_small_space_is_searched_for_all_of_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     space = Case(tuple(WORDS.split()), OVER, ()).space
     assert (aim_of(space), aim_of(space, thorough=False)) == ("table", "fastest")
-    monkeypatch.setattr(search_module, "SMALL", 1)
+    monkeypatch.setattr(search_module, "FEW", 1)
     assert (aim_of(space), aim_of(space, thorough=True)) == ("fastest", "table")
