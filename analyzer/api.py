@@ -465,8 +465,8 @@ def _read_training(
     argv: str | Sequence[Word], *, gpu: str | None, environ: Mapping[str, str] | None, folder: str | os.PathLike[str] | None
 ) -> Launch:
     """Reads the words of a launch. Raises InputError if they ask for inference."""
+    from analyzer.frameworks.script_words import words_of_script
     from analyzer.launch.inference.options import INFERENCE, asks_for_inference, script_of
-    from analyzer.script_words import words_of_script
 
     words = _words(argv, gpu)
     if asks_for_inference(words):

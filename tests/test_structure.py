@@ -40,7 +40,7 @@ LAYERS = (
     {"predict"},
     {"time"},
     {"layout_search", "inference"},
-    {"report", "script_words"},
+    {"report"},
     {"api"},
     {"cli"},
 )
