@@ -72,6 +72,17 @@ def test_supervised_training_of_adapters_has_a_verdict() -> None:
     assert report.verdict.fits is True
 
 
+@pytest.mark.parametrize(
+    ("tuner", "frozen"), [("lora", False), ("full", True), ("full --freeze_parameters_ratio 0", True), ("lora_llm", False)]
+)
+def test_parameters_are_frozen_by_name_in_a_training_of_all_parameters_only(tuner: str, frozen: bool) -> None:
+    """`prepare_mcore_model` of ms-swift (swift/megatron/utils/utils.py) reads these options for `--tuner_type full`."""
+    line = f"--nproc-per-node 8 --tuner_type {tuner} --freeze_parameters decoder.layers.0. --model Qwen/Qwen3-8B --max_length 2048"
+    reasons = [reason for reason in launch(line).withheld if "freeze" in reason]
+    assert len(reasons) == frozen
+    assert all(reason.startswith("--freeze_parameters freezes parameters") for reason in reasons)
+
+
 def test_trained_embeddings_beside_adapters_get_no_verdict() -> None:
     line = "--nproc-per-node 8 --tuner_type lora --modules_to_save word_embeddings --model Qwen/Qwen3-8B --max_length 2048"
     assert "with other trained modules (word_embeddings)" in launch(line).withheld[0]

@@ -44,7 +44,8 @@ _OBJECTIVES: Final[dict[str, tuple[Objective, str]]] = {
 _REFERENCED: Final = ("dpo", "kto")
 _HEADS: Final = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """Values of `--task_type` with another head or loss."""
-_FROZEN: Final = ("--freeze_llm", "--freeze_parameters", "--freeze_parameters_ratio", "--freeze_parameters_regex")
+_FROZEN: Final = ("--freeze_parameters", "--freeze_parameters_ratio", "--freeze_parameters_regex")
+"""Options that act on a training of all parameters only (`prepare_mcore_model`)."""
 
 
 def tuning_of(launch: LaunchOptions, key: str | None) -> FineTuning:
@@ -70,7 +71,8 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
         phases = (Phase(name="teacher"),)
     elif objective == "reinforcement":
         phases = tuple(_phases_of_swift(launch, adapters=adapter is not None))
-    frozen = tuple(flag for flag in _FROZEN if launch.has(flag) and (launch.word(flag) or "").lower() not in _FALSE)
+    flags = _FROZEN if adapter is None else ()
+    frozen = tuple(flag for flag in flags if launch.has(flag) and (launch.word(flag) or "").lower() not in _FALSE)
     return FineTuning(
         objective=objective,
         method=method,
