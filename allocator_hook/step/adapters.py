@@ -27,12 +27,15 @@ def add_adapters(job: TrainingJob, config: Any, model: Any) -> None:
             kind = _Adapter if adapters.layers == "megatron" else _EngineAdapter
             module.adapter = kind(adapters, config, module)
             module.forward = partial(_forward, module, module.forward)
-    if config.recompute_method is not None:
+    if config.recompute_method is not None or adapters.layers == "transformer_engine":
         model.decoder.forward = partial(_with_input_gradient, model.decoder.forward)
 
 
 def _with_input_gradient(forward: Any, hidden_states: Any, *args: Any, **keywords: Any) -> Any:
-    """`maybe_enable_recompute_inputs_grad`: autograd calls checkpoints only if an input needs a gradient."""
+    """`maybe_enable_recompute_inputs_grad`: autograd calls checkpoints only if an input needs a gradient.
+
+    `GPTModel._preprocess` of mcore-bridge, which ms-swift uses, requests one without checkpoints too.
+    """
     if torch.is_tensor(hidden_states) and not hidden_states.requires_grad:
         hidden_states = hidden_states.detach().requires_grad_(True)
     return forward(hidden_states, *args, **keywords)

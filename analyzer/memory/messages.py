@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from analyzer.layout.stages import Chunk, mtp_stage
+from analyzer.memory.order import has_leaf_input
 from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Tensor
 from analyzer.program.schedule.iteration import Moment
@@ -73,7 +74,7 @@ class MessageTensors:
     @cached_property
     def _by_kind(self) -> dict[Kind, Tensor]:
         senders = {kind: self.pipeline_rank - (kind < Kind.OUTPUT) for kind in _NAMES}
-        return {kind: _message(self.job, name, sender=senders[kind]) for kind, name in _NAMES.items()}
+        return {kind: _message(self.job, _name(self.job, kind, self.pipeline_rank), sender=senders[kind]) for kind in _NAMES}
 
     @cached_property
     def _one_size(self) -> bool:
@@ -97,12 +98,32 @@ def kept_inputs(
 ) -> tuple[tuple[Tensor, ...], ...]:
     """For each chunk, the input that it received last and the gradient of this input, which are referenced until its next forward.
 
-    Empty for a chunk that receives no input. `freed`: as in `MessageTensors`; such an input is a tensor without elements.
+    Empty for a chunk that receives no input, unless a dispatcher of experts references a leaf of autograd (`_is_leaf_of_router`).
+    `freed`: as in `MessageTensors`; such an input is a tensor without elements.
     """
-    received, gradient = (_message(job, _NAMES[kind], sender=pipeline_rank - 1) for kind in (Kind.INPUT, Kind.INPUT_GRADIENT))
+    kinds, sender = (Kind.INPUT, Kind.INPUT_GRADIENT), pipeline_rank - 1
+    received, gradient = (_message(job, _name(job, kind, pipeline_rank), sender=sender) for kind in kinds)
     without_data = replace(received, shape=(0,))
     pairs = [(without_data if each else received, gradient) for each in freed]
-    return tuple(() if chunk.pre_process else pair for chunk, pair in zip(chunks, pairs, strict=True))
+    keeps = [not chunk.pre_process or _is_leaf_of_router(job, chunk) for chunk in chunks]
+    return tuple(pair if each else () for each, pair in zip(keeps, pairs, strict=True))
+
+
+def _name(job: TrainingJob, kind: Kind, pipeline_rank: int) -> str:
+    """The first stage sends no gradient, except in an interleaved schedule."""
+    sends = pipeline_rank > 0 or job.parallel.virtual_pipeline is not None
+    return _NAMES[kind] if sends or kind is not Kind.INPUT_GRADIENT else "gradient of the input of the first layer"
+
+
+def _is_leaf_of_router(job: TrainingJob, chunk: Chunk) -> bool:
+    """Whether a token dispatcher keeps probabilities whose autograd graph goes back to the input of the first layer.
+
+    Under full recompute it only goes back to the input of a checkpoint.
+    """
+    moe = job.model.moe
+    if moe is None or job.recompute.granularity == "full" or not has_leaf_input(job):
+        return False
+    return any(moe.layers[layer - 1] for layer in chunk.layers)
 
 
 def _message(job: TrainingJob, name: str, *, sender: int) -> Tensor:

@@ -53,7 +53,7 @@ def iteration_of(job: TrainingJob, pipeline_rank: int, microbatches: int, chunks
         job.core.legacy_interleaving,
         job.flags.overlap_moe_expert_parallel_comm,
         parallel.overlap_p2p,
-        ends_of(chunks),
+        ends_of(chunks, leaf=has_leaf_input(job)),
     )
 
 
@@ -83,6 +83,12 @@ def _iteration(
     return Iteration(order, ends, ring)
 
 
-def ends_of(chunks: Sequence[Chunk]) -> Ends:
-    """Which chunks of a rank are at an end of the model."""
-    return Ends(tuple(chunk.pre_process for chunk in chunks), tuple(chunk.post_process for chunk in chunks))
+def ends_of(chunks: Sequence[Chunk], *, leaf: bool = False) -> Ends:
+    """Which chunks of a rank are at an end of the model. `leaf`: `has_leaf_input`."""
+    return Ends(tuple(chunk.pre_process for chunk in chunks), tuple(chunk.post_process for chunk in chunks), leaf)
+
+
+def has_leaf_input(job: TrainingJob) -> bool:
+    """Whether the input of the first layer is a leaf of autograd that gets a gradient: the output of a frozen embedding."""
+    adapters = job.model.adapters
+    return adapters is not None and adapters.request_input_gradient(checkpoints=job.recompute.granularity == "full")

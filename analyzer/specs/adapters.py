@@ -31,3 +31,12 @@ class AdapterSpec:
     layers: AdapterLayers = "megatron"
     dropout: bool = False
     """Elements of the input of an adapter are dropped."""
+
+    def request_input_gradient(self, *, checkpoints: bool) -> bool:
+        """Whether the output of the frozen embedding is made to need a gradient. `checkpoints`: around layers, by full recompute.
+
+        All frameworks do so under checkpoints, which compute gradients only for inputs that need them, and ms-swift always.
+
+        Sources: `maybe_enable_recompute_inputs_grad` of Megatron-Bridge, `GPTModel._preprocess` of mcore-bridge 1.6.
+        """
+        return checkpoints or self.layers == "transformer_engine"

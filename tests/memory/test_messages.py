@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from analyzer.memory.messages import MessageTensors
-from analyzer.memory.order import ends_of
+from analyzer.memory.order import ends_of, has_leaf_input
 from analyzer.memory.ranks import rank_classes_of_tensors
 from analyzer.passes.stages import stage_models
 from analyzer.program.schedule.iteration import Iteration, Moment
 from analyzer.program.schedule.messages import Ring
 from analyzer.program.schedule.pipeline import steps
 from analyzer.specs import TrainingJob
+from analyzer.specs.adapters import DEFAULT_TARGETS, AdapterLayers, AdapterSpec
 from tests.job_of import job_of
 
 S, B, H, STAGES, MICROBATCHES = 2048, 1, 1024, 4, 8
@@ -105,3 +108,30 @@ def test_after_the_last_overlapped_step_only_the_next_backward_needs_a_message()
     pairs = [each.pair for each in iteration.moments(warm=True) if each.pair is not None]
     assert pairs[0].ahead == 2
     assert pairs[-1].ahead == 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "recompute", "forward"),
+    [
+        ("megatron", "", 1),  # only output_tensor_grad
+        ("megatron", " --recompute-granularity full --recompute-method uniform --recompute-num-layers 1", 3),
+        ("transformer_engine", "", 3),
+    ],
+)
+def test_the_output_of_a_frozen_embedding_that_gets_a_gradient_is_referenced_as_a_received_input(
+    layers: AdapterLayers, recompute: str, forward: int
+) -> None:
+    """`decoder_input.requires_grad_(True)` of mcore-bridge 1.6 (model/gpt_model.py), in Megatron-Bridge under checkpoints only.
+
+    It makes the output of the frozen embedding [s, b, h] a leaf. The autograd graph of `output_tensor` references it and its `grad`
+    until the next forward has run.
+    """
+    job = job_of(f"{LINE}{recompute}")
+    job = replace(job, model=replace(job.model, adapters=AdapterSpec(rank=8, targets=DEFAULT_TARGETS, layers=layers)))
+    order = steps(pipeline=STAGES, pipeline_rank=0, chunks=1, microbatches=MICROBATCHES)
+    ends = ends_of(stage_models(job)[0].chunks, leaf=has_leaf_input(job))
+    tensors = MessageTensors(job, 0, freed=(False,))
+    ran = Iteration(order, ends).moments(warm=False)
+    found = {(each.step.kind, each.step.microbatch): tensors.bytes(each.held) for each in ran}
+    assert found["forward", 5] == forward * HIDDEN
+    assert found["backward", 5] == 0

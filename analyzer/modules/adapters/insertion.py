@@ -37,13 +37,12 @@ _BESIDE: Final = frozenset({ModuleKind.SHARED_EXPERTS})
 def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind, *, in_16_bit: Parts) -> Parts:
     """The modules of a chunk, with adapters in its layers and all other weights frozen. `in_16_bit`: the same without FP8.
 
-    The embedding is frozen, so that the input of the first layer needs no gradient, except under a checkpoint around layers:
-    there the frameworks request one, because a checkpoint computes gradients only for inputs that need them.
+    The embedding is frozen, so that the input of the first layer needs no gradient unless the framework requests one.
     """
     adapters = inputs.model.adapters
     assert adapters is not None, "the model has adapters"
     shapes = ExpertShapes(inputs)
-    starts = kind.pre_process and inputs.recompute.granularity != "full"
+    starts = kind.pre_process and not adapters.request_input_gradient(checkpoints=inputs.recompute.granularity == "full")
     first = starts
     found: list[Module | Stack] = []
     for part, plain in zip(parts, in_16_bit, strict=True):

@@ -194,7 +194,8 @@ class Iteration:
             last = self._last_of_warmup if steady else None
             messages = interleaved(around, steady=steady, overlaps=self._ring.overlaps, last_of_warmup=last)
             found = (each for each in messages if not around.is_of_idle(each))
-        return tuple({each: None for each in found if self.ends.exists(each)})
+        forward = around.step.kind == "forward"
+        return tuple({each: None for each in found if self.ends.exists(each, forward=forward)})
 
     def _released(self, around: Around, held: tuple[Message, ...], *, warm: bool) -> tuple[Message, ...]:
         """In a forward of a chunk that was idle: what it referenced before, without what something else references."""

@@ -50,10 +50,15 @@ class Ends(NamedTuple):
     """For each chunk, whether it begins with the embedding, and receives no input."""
     last: tuple[bool, ...]
     """For each chunk, whether it computes the loss, and sends no output."""
+    leaf: bool = False
+    """Whether the input of the first layer of the model is a leaf of autograd that gets a gradient. Then the autograd graph of an
+    output references it and its gradient, as the input that another stage receives."""
 
-    def exists(self, message: Message) -> bool:
-        """Whether the stage has a neighbour that sends or receives the message."""
-        return not (self.first if message.kind < Kind.OUTPUT else self.last)[message.chunk]
+    def exists(self, message: Message, *, forward: bool) -> bool:
+        """Whether the stage has a neighbour that sends or receives the message, or the first stage references it in this step."""
+        if message.kind >= Kind.OUTPUT:
+            return not self.last[message.chunk]
+        return not self.first[message.chunk] or (self.leaf and forward and message.kind is not Kind.NEXT_INPUT)
 
 
 class Around(NamedTuple):

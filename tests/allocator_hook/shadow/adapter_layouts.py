@@ -119,12 +119,17 @@ ADAPTERS: Final = {
         "engine, full recompute, tp2 sp": f"{_LLAMA} {_SP} --recompute-granularity full --recompute-method uniform "
         "--recompute-num-layers 1 --info-lora 8",
         "engine, dropout, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",
+        "engine, output projection, interleaved": f"{_LLAMA} --pipeline-model-parallel-size 2 "
+        "--num-virtual-stages-per-pipeline-rank 2 --info-lora 8:linear_proj",
+        "engine, frozen experts, pp2": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+        "--info-lora 8:linear_qkv",
+        "engine, experts after dense layers": f"{_LLAMA} {_EXPERTS} --moe-layer-freq ([0]*2+[1]*2) --info-lora 8:linear_proj",
     }.items()
 }
 
-HELD_BY_GRAPH: Final = {name for name in ADAPTERS if "full recompute, " in name}
-"""With several microbatches, the graph of a microbatch references the input of its first checkpoint until the next forward, because
-this is a leaf that gets a gradient: it is recorded as a tensor that stays."""
+HELD_BY_GRAPH: Final = {name for name in ADAPTERS if "full recompute, " in name or name.startswith("lora, engine")}
+"""With several microbatches, the graph of a microbatch references the input of its first layer until the next forward, because this
+is a leaf that gets a gradient: it is recorded as a tensor that stays."""
 
 
 def adapter_fields(name: str) -> dict[str, Any]:
