@@ -178,7 +178,7 @@ def _several(argv: Sequence[str], launches: Sequence[Launch], options: InfoOptio
         for launch, gpus in product(launches, tuple(dict.fromkeys(options.search_gpus)) or (None,)):
             problem = problem_of(launch)
             if gpus is not None:
-                problem = with_world(problem, gpus)
+                problem = with_world(problem, gpus, over=options.search_over, keep=options.keep)
             space = _space(problem, options)
             result = _searched(space, workers, show, options)
             name = launch.job.hardware.name or ""

@@ -13,7 +13,7 @@ from analyzer.errors import InputError
 from analyzer.launch.derive.recompute import MODULES
 from analyzer.layout.stages import layers_of_stages
 from analyzer.layout_search.options import OF_RECOMPUTE
-from analyzer.layout_search.overlaps import Setting, suits_split, with_overlaps
+from analyzer.layout_search.overlaps import FUSIONS, OVERLAPS, Setting, suits_split, with_overlaps
 from analyzer.layout_search.problem import Changes, Jobs, Problem
 from analyzer.layout_search.space import (
     MICRO_BATCHES,
@@ -86,6 +86,9 @@ class Space:
     """The dimensions that are searched."""
     keep: frozenset[str] = frozenset()
     """Dests of options that must not change."""
+    least: bool = False
+    """Whether the space has only the layouts that may need the least memory: of the dimensions that are searched, one sequence in a
+    microbatch, no virtual stages and no overlapped communication."""
 
     @cached_property
     def jobs(self) -> Jobs:
@@ -133,11 +136,15 @@ class Space:
             context=values("cp", divisors(world, MOST_CONTEXT), given.split.context),
             expert=values("ep", [each for each in divisors(world, experts) if experts % each == 0], given.split.expert),
             expert_tensor=expert_tensor,
-            micro_batch=values("micro-batch", MICRO_BATCHES, given.split.micro_batch),
+            micro_batch=(1,) if self._is_least("micro-batch") else values("micro-batch", MICRO_BATCHES, given.split.micro_batch),
             pipeline=values("pp", divisors(world, layers), given.stages.pipeline),
-            virtual=values("vpp", range(1, MOST_VIRTUAL + 1), given.stages.virtual),
+            virtual=(1,) if self._is_least("vpp") else values("vpp", range(1, MOST_VIRTUAL + 1), given.stages.virtual),
             uneven=UNEVEN if "layers" in self.over else (0,),
         )
+
+    def _is_least(self, dimension: str) -> bool:
+        """Whether a dimension that is searched has only the value with the least memory, which is 1."""
+        return self.least and dimension in self.over
 
     def splits(self) -> Iterator[Split]:
         """The splits whose sizes divide the world and the batch."""
@@ -258,7 +265,8 @@ class Space:
         """Options that are changed together, none first."""
         if "overlap" not in self.over:
             return tuple(Setting(changes, index) for index, changes in enumerate(self.plain_settings))
-        return with_overlaps(self.problem, self.plain_settings, self.keep)
+        usable = FUSIONS if self.least else OVERLAPS
+        return with_overlaps(self.problem, self.plain_settings, self.keep, usable)
 
     def settings_of(self, split: Split) -> Iterator[int]:
         """The settings whose layouts with a split are looked at from the start."""
@@ -356,11 +364,11 @@ _SETTINGS: Final = {
 }
 
 
-def space_of(problem: Problem, *, over: Sequence[str] = (), keep: Collection[str] = ()) -> Space:
+def space_of(problem: Problem, *, over: Sequence[str] = (), keep: Collection[str] = (), least: bool = False) -> Space:
     """The space of a search.
 
-    `over`: dimensions, all of `USUAL` if empty. `keep`: options that must not change, with or without leading dashes. Raises
-    InputError for an unknown dimension or option.
+    `over`: dimensions, all of `USUAL` if empty. `keep`: options that must not change, with or without leading dashes. `least`: only
+    the layouts that may need the least memory. Raises InputError for an unknown dimension or option.
     """
     for dimension in over:
         if dimension not in DIMENSIONS:
@@ -370,7 +378,7 @@ def space_of(problem: Problem, *, over: Sequence[str] = (), keep: Collection[str
             raise InputError("--info-search-over", fault, "leave it out, or name a later release with --info-megatron")
     kept = frozenset(_dest(problem, option) for option in keep)
     searched = {dimension for dimension in over or USUAL if not kept.intersection(DESTS[dimension])}
-    return Space(problem=problem, over=frozenset(searched), keep=kept)
+    return Space(problem=problem, over=frozenset(searched), keep=kept, least=least)
 
 
 def _dest(problem: Problem, option: str) -> str:

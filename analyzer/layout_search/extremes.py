@@ -1,8 +1,8 @@
 """The smallest number of GPUs, the longest sequence and the largest micro-batch with which any layout of a launch fits.
 
-Whether a layout fits is a search of its own, which looks at layouts with the lowest bound of the memory first. It changes the
-parallel sizes, recomputation and the optimizer's sharding only: virtual stages, uneven stages and larger micro-batches need more
-memory. The layout of the answer is the fastest one with that number, of all that a search looks at.
+Whether a layout fits is a search of its own, which looks at layouts with the lowest bound of the memory first. It leaves out what
+only needs more memory: virtual stages, larger micro-batches and overlapped communication (`Space.least`). The layout of the answer
+is the fastest one with that number, of all that a search looks at.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from math import lcm
 from typing import Final, Literal, NamedTuple
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.layout_search.dimensions import DESTS, Space, space_of
+from analyzer.layout_search.dimensions import Space, space_of
 from analyzer.layout_search.evaluation import Evaluation
 from analyzer.layout_search.executors import Workers
 from analyzer.layout_search.options import by_flag
 from analyzer.layout_search.problem import Changes, Problem, with_changes
-from analyzer.layout_search.related import LONGEST, with_world
+from analyzer.layout_search.related import LONGEST, length_changes, with_world
 from analyzer.layout_search.result import SearchResult
 from analyzer.layout_search.search import search_space
-from analyzer.layout_search.split_jobs import job_of_split
+from analyzer.layout_search.space import Layout
+from analyzer.layout_search.split_jobs import job_of_layout, job_of_split
+from analyzer.memory.ranks import rank_classes_unlimited
+from analyzer.memory.verdict import highest
 from analyzer.results import TrainingTime
 from analyzer.specs.option_names import flag_of
 
 What = Literal["gpus", "seq-length", "micro-batch-size"]
-OF_MEMORY: Final = ("tp", "pp", "cp", "ep", "recompute", "optimizer")
-"""The dimensions that decide whether any layout fits."""
+REFINING: Final = ("layers", "etp", "overlap")
+"""Dimensions with many layouts, which are needed to fit only if none fits without them."""
 MOST_GPUS: Final = 131_072
 MASK: Final = "create_attention_mask_in_dataloader"
 """The mask has the square of the sequence length in bytes. Transformer Engine does not read it, so a long sequence is trained
@@ -65,6 +68,8 @@ class Answers:
     ) -> None:
         self._problem, self._workers, self._trained = problem, workers, trained
         self._over, self._keep = over, keep
+        self._last: Layout | None = None
+        """A layout that fitted with the last number or value."""
 
     def fewest_gpus(self, *, days: float | None = None) -> Extreme:
         """The smallest number of GPUs with which a layout fits, and the training takes at most `days`.
@@ -88,20 +93,20 @@ class Answers:
     def largest(self, option: Literal["seq-length", "micro-batch-size"]) -> Extreme:
         """The longest sequence, or the largest micro-batch size, with which a layout of the launch fits."""
         gpus = self._problem.world.size
+        keep = (*self._keep, option)
         values = self._lengths() if option == "seq-length" else self._batches()
         fits: int | None = None
         above: int | None = None
         for value in values:
-            if not self._fits(self._changed(_changes(option, value, self._problem))):
+            if not self._fits(self._changed(_changes(option, value, self._problem), keep), keep):
                 above = value
                 break
             fits = value
         if option == "seq-length" and fits is not None and above is not None:
-            fits, above = self._refined(fits, above)
+            fits, above = self._refined(fits, above, keep)
         if fits is None:
             return Extreme(option, None, gpus, above, {}, None, None)
-        kept = (*self._keep, "micro-batch-size") if option == "micro-batch-size" else self._keep
-        space, result = self._fastest(self._changed(_changes(option, fits, self._problem)), kept)
+        space, result = self._fastest(self._changed(_changes(option, fits, self._problem), keep), keep)
         training = self._trained(space, result)
         options = by_flag(_changes(option, fits, self._problem), self._problem.arguments)
         if flag_of(MASK) in options:
@@ -128,10 +133,10 @@ class Answers:
     def _enough(self, number: int, days: float | None) -> Extreme | None:
         """The answer for a number of GPUs; None if no layout fits, or the fastest one is too slow."""
         try:
-            problem = with_world(self._problem, number)
+            problem = with_world(self._problem, number, over=self._over, keep=self._keep)
         except InputError:
             return None
-        if not self._fits(problem):
+        if not self._fits(problem, self._keep):
             return None
         space, result = self._fastest(problem, self._keep)
         if not result.best:
@@ -155,13 +160,13 @@ class Answers:
             yield length
             length *= 2
 
-    def _refined(self, fits: int, above: int) -> tuple[int, int]:
+    def _refined(self, fits: int, above: int, keep: Sequence[str]) -> tuple[int, int]:
         """The longest length that fits and the next one that does not, in steps of a fraction of `fits`."""
         step = max(self._step(), fits >> SIGNIFICANT_BITS)
         low, high = fits // step, above // step
         while high - low > 1:
             middle = (low + high) // 2
-            if self._fits(self._changed(_changes("seq-length", middle * step, self._problem))):
+            if self._fits(self._changed(_changes("seq-length", middle * step, self._problem), keep), keep):
                 low = middle
             else:
                 high = middle
@@ -175,7 +180,7 @@ class Answers:
         batch = self._problem.given.batch.global_batch_size
         return (size for size in range(1, batch + 1) if batch % size == 0)
 
-    def _changed(self, changes: Changes) -> Problem | None:
+    def _changed(self, changes: Changes, keep: Sequence[str]) -> Problem | None:
         """The launch with other options, in any layout; None if Megatron refuses all of them."""
         problem = self._problem
         sizes = {name: value for name, value in changes.items() if name in ("micro_batch_size", "seq_length")}
@@ -185,7 +190,7 @@ class Answers:
             return replace(changed, given=changed.job({}))
         except AnalyzerError:
             pass
-        space = space_of(changed, over=self._over, keep=self._keep)
+        space = space_of(changed, over=self._over, keep=keep)
         for split in space.splits():
             found = job_of_split(space, 0, split)
             if found is not None:
@@ -194,14 +199,25 @@ class Answers:
 
     # -- searches
 
-    def _fits(self, problem: Problem | None) -> bool:
-        """Whether a layout fits."""
+    def _fits(self, problem: Problem | None, keep: Sequence[str]) -> bool:
+        """Whether a layout fits: that of the last answer, one of a small space, or one of all."""
         if problem is None:
             return False
-        known = [each for each in OF_MEMORY if any(dest in problem.arguments.values for dest in DESTS[each])]
-        over = [each for each in known if not self._over or each in self._over]
-        space = space_of(problem, over=over, keep=self._keep)
-        return bool(search_space(space, self._workers, aim="any").best)
+        space = space_of(problem, over=self._over, keep=keep, least=True)
+        if self._last is not None and _layout_fits(space, self._last):
+            return True
+        for each in (self._small(space), space):
+            found = () if each is None else search_space(each, self._workers, aim="any").best
+            if found:
+                self._last = found[0].layout
+                return True
+        return False
+
+    @staticmethod
+    def _small(space: Space) -> Space | None:
+        """The space without `REFINING`; None if that leaves nothing out or nothing to search."""
+        over = space.over.difference(REFINING)
+        return replace(space, over=over) if over and over != space.over else None
 
     def _fastest(self, problem: Problem | None, keep: Sequence[str]) -> tuple[Space, SearchResult]:
         """The fastest layout."""
@@ -211,11 +227,21 @@ class Answers:
         return space, search_space(space, self._workers, aim="fastest")
 
 
+def _layout_fits(space: Space, layout: Layout) -> bool:
+    """Whether a layout is one of Megatron and fits."""
+    if layout.setting >= len(space.settings):
+        return False
+    job = job_of_layout(space, layout._replace(split=layout.split._replace(micro_batch=space.sizes.micro_batch[0])))
+    try:
+        return job is not None and highest(rank_classes_unlimited(job)).memory.device_bytes <= space.problem.capacity
+    except AnalyzerError:
+        return False
+
+
 def _changes(option: What, value: int, problem: Problem) -> Changes:
     if option == "micro-batch-size":
         return {"micro_batch_size": value}
-    positions = max(value, int(str(problem.arguments.get("max_position_embeddings") or 0)))
-    found: dict[str, object] = {"seq_length": value, "max_position_embeddings": positions}
+    found = length_changes(problem, value)
     if problem.arguments.get(MASK) and problem.given.model.implementation == "transformer_engine":
         found[MASK] = False
     return found

@@ -50,12 +50,14 @@ class Setting(NamedTuple):
     """Index of the setting to which it adds `EXPERTS`."""
 
 
-def with_overlaps(problem: Problem, bases: Sequence[Changes], keep: Collection[str]) -> tuple[Setting, ...]:
-    """The settings of a search: `bases` in their order, then each of them with options of this module.
+def with_overlaps(
+    problem: Problem, bases: Sequence[Changes], keep: Collection[str], dests: Sequence[str] = OVERLAPS
+) -> tuple[Setting, ...]:
+    """The settings of a search: `bases` in their order, then each of them with options of this module, those in `dests`.
 
     A base is not searched from the start if there is a setting that adds `FUSIONS` or `ALWAYS` to it.
     """
-    usable = [dest for dest in OVERLAPS if _may_switch_on(problem, dest, keep)]
+    usable = [dest for dest in dests if _may_switch_on(problem, dest, keep)]
     experts: Changes = dict.fromkeys((dest for dest in EXPERTS if dest in usable), True)
     plain: list[Setting] = []
     added: list[Setting] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import lcm
 from typing import Final, Literal, NamedTuple
@@ -49,8 +49,11 @@ class Question(NamedTuple):
     """The whole training with the fastest layout; None if its length is not known."""
 
 
-def with_world(problem: Problem, size: int) -> Problem:
-    """The problem with another number of GPUs. Raises InputError if no layout is legal for it."""
+def with_world(problem: Problem, size: int, *, over: Sequence[str] = (), keep: Sequence[str] = ()) -> Problem:
+    """The problem with another number of GPUs. Raises InputError if no layout is legal for it.
+
+    `over`, `keep`: the dimensions that may differ from the launch and the options that must not, as in `space_of`.
+    """
     parallel = problem.given.parallel
     per_node = min(parallel.gpus_per_node, size)
     if size % per_node:
@@ -62,7 +65,7 @@ def with_world(problem: Problem, size: int) -> Problem:
         return replace(changed, given=changed.job({}), runs=True)
     except AnalyzerError:
         pass
-    space = space_of(changed)
+    space = space_of(changed, over=over, keep=keep)
     for split in space.splits():
         found = job_of_split(space, 0, split)
         if found is not None:
@@ -104,8 +107,7 @@ def _sequences(problem: Problem) -> Iterator[tuple[int, RankMemory]]:
 
     def memory_of(steps: int) -> RankMemory | None:
         length = steps * step
-        positions = max(length, int(str(problem.arguments.get("max_position_embeddings") or 0)))
-        job = _job(problem, {"seq_length": length, "max_position_embeddings": positions})
+        job = _job(problem, length_changes(problem, length))
         return None if job is None else _memory(job)
 
     fits, first = 0, 1
@@ -123,6 +125,13 @@ def _sequences(problem: Problem) -> Iterator[tuple[int, RankMemory]]:
         memory = memory_of(steps) if steps else None
         if memory is not None:
             yield steps * step, memory
+
+
+def length_changes(problem: Problem, length: int) -> dict[str, object]:
+    """The options that give the launch another sequence length, by dest: that of the encoder, where the launch gives that."""
+    arguments = problem.arguments
+    dest = "seq_length" if arguments.get("encoder_seq_length") is None else "encoder_seq_length"
+    return {dest: length, "max_position_embeddings": max(length, int(str(arguments.get("max_position_embeddings") or 0)))}
 
 
 def _memory(job: TrainingJob) -> RankMemory:

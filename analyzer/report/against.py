@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isclose
 from typing import Any, Final
@@ -88,6 +90,20 @@ class OldReport:
     """The JSON report."""
 
 
+_NAMES: Final[dict[str, str]] = {}
+"""What is printed in the place of the path of a report, by the folder of the report."""
+
+
+@contextmanager
+def named_reports(folder: str, name: str) -> Iterator[None]:
+    """Prints a name in the place of the paths of reports in a folder, such as the launch of which they were written."""
+    _NAMES[folder] = name
+    try:
+        yield
+    finally:
+        del _NAMES[folder]
+
+
 def read_old(file: str) -> OldReport:
     """Reads a JSON report. Raises InputError if it cannot be read, is not complete, or is not a report of this schema."""
     refuse_special_file(file, OPTION, REMEDY)
@@ -103,7 +119,7 @@ def read_old(file: str) -> OldReport:
         found = f"has the schema {schema!r} instead of {SCHEMA!r}" if isinstance(schema, str) else "is not a JSON report"
         raise InputError(OPTION, f"'{file}' {found}", REMEDY)
     try:
-        return OldReport(file, _figures(document), document)
+        return OldReport(_NAMES.get(os.path.dirname(file), file), _figures(document), document)
     except _MalformedError as error:
         raise InputError(OPTION, f"'{file}' is not a complete report: {error}", REMEDY) from None
 

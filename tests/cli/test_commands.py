@@ -12,7 +12,7 @@ import pytest
 
 from analyzer.cli.commands.help import commands_text, help_text
 from analyzer.cli.commands.table import COMMANDS, fields_of, flag_of_field
-from analyzer.cli.commands.words import drop_in_words
+from analyzer.cli.commands.words import drop_in_words, two_launches
 from analyzer.errors import InputError
 from analyzer.launch.info_options import OPTIONS
 from analyzer.launch.options.catalogue import load_catalogue
@@ -32,13 +32,15 @@ GLOBAL = "--global-batch-size 64"
         ("fit train.sh 64 --gpu H200", f"{FIT} --info-gpu H200 train.sh 64"),
         ("fit --gpu=H200 train.sh", f"{FIT} --info-gpu H200 train.sh"),
         ("fit train.sh -- --gpu H200", f"{FIT} train.sh --gpu H200"),
-        ("fit --detail full train.sh --info-margin 5%", "--info-faster --info-detail full train.sh --info-margin 5%"),
+        ("fit --detail full train.sh --info-margin 5%", "--info-faster --info-detail full --info-margin 5% train.sh"),
+        (f"fit --info-gpu H200 --info-world-size 8 {MODEL}", f"{FIT} --info-gpu H200 --info-world-size 8 --info-model {MODEL}"),
         ("batch --gpu H200 torchrun x.py --gpu 8", f"{BATCH} --info-gpu H200 torchrun x.py --gpu 8"),
         ("time train.sh --tokens 15T --price 2.5", "--info-faster --info-detail time --info-tokens 15T --info-price 2.5 train.sh"),
         ("search train.sh --over tp,pp --thorough", "--info-search --info-search-over tp,pp --info-search-thorough train.sh"),
         ("search train.sh --compare-gpus 64,128", "--info-search --info-search-gpus 64,128 train.sh"),
         ("gpus train.sh --days 30", "--info-search-fewest-gpus --info-search-days 30 train.sh"),
         ("context train.sh --gpus 64", "--info-search --info-search-max seq-length --info-world-size 64 train.sh"),
+        ("fit train.sh --unset --bf16", f"{FIT} --info-unset --bf16 train.sh"),
         ("batch train.sh", f"{BATCH} train.sh"),
         (
             f"serve {MODEL} --batch 8 --prompt 2048 --generate 256 --gpus 2",
@@ -61,6 +63,10 @@ def test_a_command_stands_for_options_of_the_drop_in_form(command: str, words: s
         ("fit", "fit", "get-training-info fit train.sh"),
         ("fit --gp H200 train.sh", "--gp", "did you mean --gpu?"),
         ("fit train.sh --gpu", "--gpu", "get-training-info fit --help"),
+        ("fit --gpu= train.sh", "--gpu", "get-training-info fit --help"),
+        ("fit train.sh --strict=no", "--strict", "write --strict, or leave it out"),
+        ("fit --info-margin 5% --gp H200 train.sh", "--gp", "did you mean --gpu?"),
+        ("compare old.json 8 new.sh", "8", "write it after the launch"),
         (f"fit {MODEL} --gpu H200", MODEL, f"get-training-info gpus {MODEL}"),
         ("models train.sh", "train.sh", "get-training-info models"),
         ("compare train.sh", "compare", "get-training-info compare old.sh new.sh"),
@@ -112,6 +118,33 @@ def test_two_launches_are_compared(tmp_path: Path) -> None:
     assert (
         outcome.out.partition("Changes since")[2].splitlines()[1:] == of_report.out.partition("Changes since")[2].splitlines()[1:]
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "old", "new"),
+    [
+        ("old.sh new.sh", "old.sh", "new.sh"),
+        ("old.sh 8 new.sh 8 --gpus 8", "old.sh 8", "new.sh 8"),
+        ("-- old.sh new.sh", "old.sh", "new.sh"),
+        ("old.sh --gpus 8 torchrun x.py", "old.sh", "torchrun x.py"),
+        (f"a/b {MODEL} --num-layers 8 --gpus 8", "a/b --num-layers 8", f"{MODEL} --num-layers 8"),
+        (f"{MODEL} --num-layers 4 {MODEL} --num-layers 8", f"{MODEL} --num-layers 4", f"{MODEL} --num-layers 8"),
+    ],
+)
+def test_each_of_two_launches_has_its_words(words: str, old: str, new: str) -> None:
+    found = two_launches("compare", words.split())
+    assert [" ".join(each.target) for each in found] == [old, new]
+
+
+def test_a_comparison_writes_the_report_of_the_new_launch_and_names_the_old_one(tmp_path: Path) -> None:
+    old, new, report = tmp_path / "old launch.json", tmp_path / "new.sh", tmp_path / "report.json"
+    new.write_text(Path(SCRIPT).read_text())
+    outcome = run("compare", SCRIPT, str(new), "--gpu", "H100-80GB", "--json", str(report), "--detail", "line")
+    assert outcome.status == 0
+    assert f"Changes since {SCRIPT}"[:60] in outcome.out
+    assert json.loads(report.read_text())["against"]["file"] == SCRIPT
+    report.rename(old)
+    assert "Nothing changed." in run("compare", str(old), str(new), "--gpu", "H100-80GB").out
 
 
 def test_a_command_ends_with_the_exit_status_of_its_launch() -> None:

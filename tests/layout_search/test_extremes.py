@@ -13,7 +13,7 @@ from analyzer.layout_search.dimensions import space_of
 from analyzer.layout_search.executors import Workers
 from analyzer.layout_search.extremes import Answers
 from analyzer.layout_search.problem import Problem, with_changes
-from analyzer.layout_search.related import with_world
+from analyzer.layout_search.related import largest, with_world
 from analyzer.layout_search.split_jobs import job_of_layout
 from analyzer.memory.ranks import rank_classes_unlimited
 from analyzer.memory.verdict import highest
@@ -135,3 +135,44 @@ def test_the_largest_micro_batch_is_that_of_all_layouts() -> None:
     assert found.value == max(size for size, least in sizes.items() if least <= limit)
     assert found.layout is not None
     assert found.layout.layout.split.micro_batch == found.value
+
+
+def test_the_largest_micro_batch_may_need_more_tensor_parallelism_than_the_launch_has() -> None:
+    """All 16 sequences in one microbatch leave one data-parallel rank, and the launch has 8."""
+    asked = Answers(problem("80GiB"), Workers(), lambda *_: None, over=("tp", "pp", "micro-batch"))
+    found = asked.largest("micro-batch-size")
+    assert (found.value, found.not_enough) == (16, None)
+    assert found.layout is not None
+    split = found.layout.layout.split
+    assert (split.micro_batch, split.tensor * found.layout.layout.stages.pipeline) == (16, 8)
+
+
+@pytest.mark.slow
+def test_the_longest_sequence_does_not_depend_on_the_micro_batch_of_the_launch() -> None:
+    limit, found = "3GiB", []
+    for size in ("1", "2"):
+        words = WORDS.replace("--micro-batch-size 1", f"--micro-batch-size {size}").split()
+        launch = problem_of(read_launch([*words, limit], environ={}, folder=NOWHERE))
+        asked = Answers(launch, Workers(), lambda *_: None, over=("tp", "micro-batch", "optimizer"))
+        found.append(asked.largest("seq-length").value)
+    assert found[0] == found[1]
+
+
+def test_other_numbers_of_gpus_keep_the_options_that_must_not_change() -> None:
+    """32 data-parallel ranks have too few sequences, and two pipeline ranks would do."""
+    changed = with_world(problem("80GiB"), 32, keep=("pipeline-model-parallel-size",))
+    assert changed.given.parallel.pipeline == 1
+    assert changed.given.parallel.data <= 16
+
+
+def test_the_length_of_an_encoder_is_changed_where_the_launch_gives_it() -> None:
+    words = (
+        "--nproc-per-node 2 pretrain_t5.py --encoder-num-layers 2 --decoder-num-layers 2 --hidden-size 256 --num-attention-heads 4 "
+        "--encoder-seq-length 512 --decoder-seq-length 128 --max-position-embeddings 512 --micro-batch-size 2 "
+        "--global-batch-size 4 --lr 1e-4 --train-iters 10 --vocab-size 1000 --tokenizer-type NullTokenizer "
+        "--bf16 --info-gpu A100-40GB"
+    )
+    launch = problem_of(read_launch(words.split(), environ={}, folder=NOWHERE))
+    found = largest(launch, "seq-length")
+    assert found.value is not None
+    assert found.value >= 512

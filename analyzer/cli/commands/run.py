@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from typing import Final
 
 from analyzer.cli.commands.table import COMMANDS
-from analyzer.cli.commands.words import drop_in_words, is_model, split
+from analyzer.cli.commands.words import drop_in_words, is_model, two_launches, words_of
 from analyzer.cli.output import standard_output
-from analyzer.errors import FITS, InputError
+from analyzer.errors import DOES_NOT_FIT, FITS, InputError
 
 COMPLETION: Final = "completion"
 """The command that prints the completion of a shell."""
@@ -36,20 +37,21 @@ def run_command(name: str, words: Sequence[str], analyze: Analysis) -> int:
 
 def _compare(name: str, words: Sequence[str], analyze: Analysis) -> int:
     """Analyzes the first target, unless it is a JSON report, and then the second one beside it."""
-    asked = split(name, words)
-    if len(asked.target) < 2:
-        raise InputError(name, "needs two launches", f"write get-training-info {name} {COMMANDS[name].example}")
-    old, new = asked.target[0], asked.target[1:]
-    options = [word for word in words if word not in asked.target]
-    if old.endswith(".json") and not is_model(old):
-        return analyze(["--info-against", old, *drop_in_words(name, [*options, *new])])
-    with tempfile.TemporaryDirectory() as folder:
+    from analyzer.report.against import named_reports
+
+    old, new = two_launches(name, words)
+    report = old.target[0]
+    if report.endswith(".json") and not is_model(report):
+        if old.target[1:]:
+            raise InputError(old.target[1], f"stands after {report}, a report, which takes no options", "write it after the launch")
+        return analyze(["--info-against", report, *words_of(name, new)])
+    with tempfile.TemporaryDirectory() as folder, named_reports(folder, shlex.join(old.target)):
         report = os.path.join(folder, "old.json")
         with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-            status = analyze(["--info-json", report, *drop_in_words(name, [*options, old])])
-        if not os.path.exists(report):
+            status = analyze(["--info-json", report, *words_of(name, old)])
+        if status not in (FITS, DOES_NOT_FIT):
             return status
-        return analyze(["--info-against", report, *drop_in_words(name, [*options, *new])])
+        return analyze(["--info-against", report, *words_of(name, new)])
 
 
 def _print_completion(words: Sequence[str]) -> int:

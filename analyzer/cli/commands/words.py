@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from analyzer.cli.commands.table import COMMANDS, GENERATION, fields_of, flag_of_field
 from analyzer.errors import InputError
 from analyzer.launch.info_options import OPTIONS, PREFIX, SCRIPT_ENDINGS
+from analyzer.launch.launchers.launcher_options import NAMES as LAUNCHERS
 
 MODEL_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on Hugging Face."""
@@ -23,6 +24,11 @@ NODE: Final = "8"
 """GPUs of a node, where a model is named without a launch."""
 EXAMPLES: Final[Mapping[str, str]] = {"batch": "8", "prompt": "2048", "generate": "256"}
 """A value of each option in `GENERATION`, for messages."""
+WRITTEN: Final = frozenset({"json", "html", "timeline"})
+"""Options that name a file to write."""
+PYTHON: Final = ("python", "python3")
+OF_LAUNCH: Final = ("set", "unset")
+"""Options whose value is an option of the launch, and may begin with dashes."""
 SEARCHING: Final = frozenset({"search", "gpus", "context", "batch"})
 
 
@@ -53,9 +59,9 @@ def split(name: str, words: Sequence[str]) -> Asked:
         if word == END:
             target += rest
             break
-        if flag in known:
-            takes_value = flag[2:] in GENERATION or OPTIONS[known[flag]].value != ""
-            own.append((known[flag], _value(name, flag, attached if equals else None, rest) if takes_value else None))
+        field = known.get(flag) or _of_drop_in_form(flag)
+        if field is not None:
+            own.append((field, _value(name, field, flag, attached if equals else None, rest)))
         elif word.startswith(PREFIX) or target:
             target.append(word)
         elif word.startswith("-"):
@@ -68,12 +74,21 @@ def split(name: str, words: Sequence[str]) -> Asked:
     return Asked(tuple(own), tuple(target))
 
 
-def _value(name: str, flag: str, attached: str | None, rest: list[str]) -> str:
-    if attached:
-        return attached
-    if not rest or (rest[0].startswith("--") and flag != "--set"):
+def _of_drop_in_form(flag: str) -> str | None:
+    """The field of an option of the drop-in form, such as `--info-gpu`; None for other words."""
+    field = flag.removeprefix(PREFIX).replace("-", "_")
+    return field if flag.startswith(PREFIX) and field in OPTIONS else None
+
+
+def _value(name: str, field: str, flag: str, attached: str | None, rest: list[str]) -> str | None:
+    """The value of an option, which is taken from `rest` unless it is attached; None for an option without one."""
+    if field not in GENERATION and not OPTIONS[field].value:
+        if attached is not None:
+            raise InputError(flag, "takes no value", f"write {flag}, or leave it out")
+        return None
+    if attached == "" or (attached is None and (not rest or (rest[0].startswith("--") and field not in OF_LAUNCH))):
         raise InputError(flag, "has no value", f"get-training-info {name} --help shows what it takes")
-    return rest.pop(0)
+    return rest.pop(0) if attached is None else attached
 
 
 def _unknown(name: str, word: str, known: Mapping[str, str]) -> InputError:
@@ -90,6 +105,11 @@ def _allows_options(word: str) -> bool:
     return is_model(word) or word.endswith((*SCRIPT_ENDINGS, ".yaml", ".yml", ".json")) or os.path.isfile(word)
 
 
+def _begins_a_launch(word: str) -> bool:
+    """Whether a word is the first one of a second launch: a target after which options may stand, or a program that starts one."""
+    return _allows_options(word) or os.path.basename(word) in (*LAUNCHERS, *PYTHON)
+
+
 def is_model(word: str) -> bool:
     """Whether a word names a model: its Hugging Face name, a known name without organization, or its config.json."""
     if os.path.isfile(word) or word.endswith(SCRIPT_ENDINGS):
@@ -101,10 +121,30 @@ def is_model(word: str) -> bool:
     return word.lower() in published_names()
 
 
+def two_launches(name: str, words: Sequence[str]) -> tuple[Asked, Asked]:
+    """The two launches of a command, each with its options. The old one writes no files.
+
+    The words of the new launch begin with the first word after the old one that names a script, a file or a model. Options of
+    Megatron after two models belong to both. Raises InputError if there are not two.
+    """
+    asked = split(name, words)
+    begin = next((place for place, word in enumerate(asked.target) if place and _begins_a_launch(word)), 1)
+    if len(asked.target) < 2 or asked.target[begin].startswith("-"):
+        raise InputError(name, "needs two launches", f"write get-training-info {name} {COMMANDS[name].example}")
+    old, new = asked.target[:begin], asked.target[begin:]
+    if is_model(old[0]) and is_model(new[0]) and not old[1:]:
+        old += new[1:]
+    return Asked(tuple(each for each in asked.own if each[0] not in WRITTEN), old), asked._replace(target=new)
+
+
 def drop_in_words(name: str, words: Sequence[str]) -> list[str]:
     """The words of the drop-in form. Raises InputError for options that are not those of the command, and without a target."""
+    return words_of(name, split(name, words))
+
+
+def words_of(name: str, asked: Asked) -> list[str]:
+    """The words of the drop-in form for the words of a command. Raises InputError without a target."""
     command = COMMANDS[name]
-    asked = split(name, words)
     if command.target == "none":
         if asked.target:
             raise InputError(asked.target[0], f"{name} takes no launch", f"write get-training-info {name}")

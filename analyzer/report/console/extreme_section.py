@@ -50,7 +50,7 @@ def _answer(gpu: str, extreme: Extreme, days: float | None) -> str:
         reason = "no layout fits" if days is None else "no layout fits, or none is fast enough"
         less = "" if other is None else f" On {other:,}, {reason}."
         return f"{value:,} {gpu} are the fewest with which the launch fits{wanted}.{less}"
-    more = "" if other is None else f" With {other:,}, no layout fits."
+    more = "" if other is None else f" With {other:,}, no layout fits or is accepted by Megatron-LM."
     unit = "tokens: the longest sequence" if extreme.what == "seq-length" else "sequences: the largest micro-batch"
     return f"{value:,} {unit} with which a layout fits on {extreme.gpus:,} {gpu}.{more} The fastest layout with it:"
 
@@ -59,4 +59,5 @@ def _nothing(extreme: Extreme, days: float | None) -> str:
     if extreme.what == "gpus":
         limit = "" if days is None else f" or takes at most {days:g} days"
         return f"No layout on up to {extreme.gpus:,} GPUs fits{limit}."
-    return f"No layout on {extreme.gpus:,} GPUs fits, even with {extreme.not_enough:,}."
+    smallest = "" if extreme.not_enough is None else f", even with {extreme.not_enough:,}"
+    return f"No layout on {extreme.gpus:,} GPUs fits{smallest}."
