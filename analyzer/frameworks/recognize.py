@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from analyzer.launch.info_options import PREFIX, takes_value
+from analyzer.launch.info_options import PREFIX, has_value_after, takes_value
 
 YAML: Final = (".yaml", ".yml")
 LAUNCH: Final = "--info-launch"
@@ -104,8 +104,7 @@ def _separated(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, _ = argv[position].partition("=")
         count = 1
         if name.startswith(PREFIX) and not equals and _takes_value(name):
-            following = argv[position + 1 : position + 2]
-            count += bool(following) and not following[0].startswith("--")
+            count += has_value_after(name, argv[position + 1 : position + 2])
         (info if name.startswith(PREFIX) else words).extend(argv[position : position + count])
         position += count
     return info, words

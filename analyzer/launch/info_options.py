@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from analyzer.errors import InputError
+from analyzer.launch.argv_parser import is_option
 from analyzer.launch.inference.offload_options import Offload, offload
 from analyzer.launch.inference.options import Generation, Quantization, generation, quantization
 from analyzer.launch.info_files import check_files
@@ -341,6 +342,11 @@ def takes_value(name: str) -> bool:
     if name not in FLAGS:
         raise InputError(name, "is not an option", f"did you mean {_nearest(name)}?")
     return OPTIONS[FLAGS[name]].value != ""
+
+
+def has_value_after(name: str, following: Sequence[str]) -> bool:
+    """Whether the first of the following words is the value of an option that takes one. Options of the launch begin with dashes."""
+    return bool(following) and (name in (SET, UNSET) or not is_option(following[0]))
 
 
 def value_of(name: str, argv: Sequence[str]) -> str | None:

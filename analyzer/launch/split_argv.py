@@ -62,7 +62,7 @@ class _Splitter:
         flag, equals, attached = word.partition("=")
         value = attached if equals else None
         if info_options.takes_value(flag) and not equals:
-            has_value = bool(self.words) and (flag == info_options.SET or not is_option(self.words[0]))
+            has_value = info_options.has_value_after(flag, self.words)
             value = self.words.pop(0) if has_value else None
         self.info.append((flag, value))
 

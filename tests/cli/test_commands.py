@@ -14,6 +14,7 @@ from analyzer.cli.commands.help import commands_text, help_text
 from analyzer.cli.commands.table import COMMANDS, fields_of, flag_of_field
 from analyzer.cli.commands.words import drop_in_words, two_launches
 from analyzer.errors import InputError
+from analyzer.frameworks.recognize import recognize
 from analyzer.launch.info_options import OPTIONS
 from analyzer.launch.options.catalogue import load_catalogue
 from tests.command import assert_refused, run
@@ -167,6 +168,21 @@ def test_a_shell_completes_the_commands_and_their_options(tmp_path: Path) -> Non
 def test_a_number_of_gpus_is_needed_with_a_model() -> None:
     with pytest.raises(InputError, match="the number of GPUs is not given"):
         drop_in_words("time", [MODEL])
+
+
+def test_a_model_is_given_by_the_folder_of_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert drop_in_words("fit", [str(tmp_path), "--gpus", "8"]) == [
+        *FIT.split(),
+        *f"--info-world-size 8 --info-model {tmp_path}".split(),
+    ]
+
+
+def test_options_beside_a_configuration_of_a_framework_may_begin_with_dashes() -> None:
+    words = ["--info-set", "--micro-batch-size=2", "--info-unset", "--bf16", "config.yaml", "--info-json", "x=1"]
+    found = recognize(words)
+    assert found is not None
+    assert (found.program, found.words, found.rest) == ("config.yaml", ("x=1",), (*words[:4], *words[5:7]))
 
 
 def test_the_first_screen_has_the_verdict_the_time_and_a_faster_layout() -> None:

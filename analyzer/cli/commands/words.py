@@ -111,7 +111,9 @@ def _begins_a_launch(word: str) -> bool:
 
 
 def is_model(word: str) -> bool:
-    """Whether a word names a model: its Hugging Face name, a known name without organization, or its config.json."""
+    """Whether a word names a model: its Hugging Face name, a known name without organization, or its config.json or folder."""
+    if os.path.isfile(os.path.join(word, MODEL_FILE)):
+        return True
     if os.path.isfile(word) or word.endswith(SCRIPT_ENDINGS):
         return os.path.basename(word) == MODEL_FILE
     if MODEL_NAME.fullmatch(word):
