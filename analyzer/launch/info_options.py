@@ -345,7 +345,7 @@ def takes_value(name: str) -> bool:
 
 
 def has_value_after(name: str, following: Sequence[str]) -> bool:
-    """Whether the first of the following words is the value of an option that takes one. Options of the launch begin with dashes."""
+    """Whether the first of the following words is the value of an option; options of the launch begin with dashes."""
     return bool(following) and (name in (SET, UNSET) or not is_option(following[0]))
 
 

@@ -179,7 +179,7 @@ def test_a_model_is_given_by_the_folder_of_its_configuration(tmp_path: Path) -> 
 
 
 def test_options_beside_a_configuration_of_a_framework_may_begin_with_dashes() -> None:
-    words = ["--info-set", "--micro-batch-size=2", "--info-unset", "--bf16", "config.yaml", "--info-json", "x=1"]
+    words = ["--info-set", "--micro-batch-size=2", "--info-unset", "--bf16", "config.yaml", "--info-json", "r.json", "x=1"]
     found = recognize(words)
     assert found is not None
     assert (found.program, found.words, found.rest) == ("config.yaml", ("x=1",), (*words[:4], *words[5:7]))
