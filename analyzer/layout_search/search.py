@@ -38,7 +38,7 @@ FRONT: Final = 1.25
 COSTS: Final = {"split": 2, "distribution": 16, "layout": 2}
 """Cost of expanding a node, for tasks of about equal length."""
 TASK: Final = 16
-ROUNDS: Final = {"table": 16 * TASK, "fastest": 4 * TASK, "any": 4 * TASK}
+ROUNDS: Final = {"table": 16 * TASK, "fastest": 8 * TASK, "any": 4 * TASK}
 """Cost of the nodes of a task and of a round for each aim. They do not depend on the number of workers."""
 
 Aim = Literal["fastest", "table", "any"]
