@@ -93,8 +93,7 @@ def _refuse_misspelled_command(word: str) -> None:
 
 def _is_command(word: str) -> bool:
     """Whether the first word is a command, and not a launch in the drop-in form."""
-    from analyzer.cli.commands.run import COMPLETION
-    from analyzer.cli.commands.table import COMMANDS
+    from analyzer.cli.commands.table import COMMANDS, COMPLETION
 
     return word in COMMANDS or word == COMPLETION
 

@@ -7,15 +7,11 @@ import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from typing import Final
 
-from analyzer.cli.commands.table import COMMANDS
+from analyzer.cli.commands.table import COMMANDS, COMPLETION
 from analyzer.cli.commands.words import drop_in_words, is_model, two_launches, words_of
 from analyzer.cli.output import standard_output
 from analyzer.errors import DOES_NOT_FIT, FITS, InputError
-
-COMPLETION: Final = "completion"
-"""The command that prints the completion of a shell."""
 
 Analysis = Callable[[list[str]], int]
 """Analyzes the words of the drop-in form and returns the exit status. Raises AnalyzerError."""

@@ -101,6 +101,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
 }
 
 
+COMPLETION: Final = "completion"
+"""The command that prints the completion of a shell."""
+
+
 def flag_of_field(field: str) -> str:
     """The option of a command for a field of `InfoOptions`."""
     return NAMES.get(field, "--" + field.replace("_", "-"))
