@@ -14,7 +14,7 @@ from typing import Final
 from analyzer.cli.output import print_message, standard_output
 from analyzer.cli.what_ran import waits_left, what_ran
 from analyzer.errors import FITS, InputError
-from analyzer.launch.info_options import PREFIX, SCRIPT_ENDINGS, takes_value
+from analyzer.launch.info_options import PREFIX, SCRIPT_ENDINGS, separated, takes_value
 from analyzer.launch.written_files import files_of_launch
 from analyzer.script.python_launchers import starts_a_launcher
 from analyzer.script.run import Failure, Intercepted, ScriptRun, run_script
@@ -91,7 +91,7 @@ def analyze_script(argv: Sequence[str], position: int, *, environ: Mapping[str, 
     """
     script = Path(argv[position])
     before = [word for word in argv[:position] if word not in STARTERS]
-    given, arguments = _separated([*before, *argv[position + 1 :]])
+    given, arguments = separated([*before, *argv[position + 1 :]])
     flags = {word.partition("=")[0] for word in given}
     if "--info-launch" in flags:
         remedy = f"run bash {script} if the launch fits, or replace the launcher in it by get-training-info"
@@ -152,23 +152,6 @@ def _size_of_nodes(launch: Intercepted, options: Sequence[str]) -> list[str]:
         return []
     print_message(f"the nodes start {launch.processes} processes together: {launch.processes} GPUs are analyzed")
     return ["--info-world-size", str(launch.processes)]
-
-
-def _separated(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The --info options, and the arguments of the script. Raises InputError for an unknown --info option."""
-    options: list[str] = []
-    arguments: list[str] = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        name, equals, _ = word.partition("=")
-        if not name.startswith(PREFIX):
-            arguments.append(word)
-            continue
-        options.append(word)
-        if takes_value(name) and not equals and words:
-            options.append(words.pop(0))
-    return options, arguments
 
 
 def _without_launch(script: Path, ran: ScriptRun) -> InputError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from analyzer.launch.info_options import PREFIX, SCRIPT_ENDINGS, takes_value
+from analyzer.launch.info_options import SCRIPT_ENDINGS, separated
 from analyzer.launch.written_files import files_of_launch
 
 
@@ -26,7 +26,7 @@ def words_of_script(words: Sequence[str], *, environ: Mapping[str, str], folder:
     Other words after the script are its arguments. Files that the script wrote are read inside the context. Raises InputError for a
     script that does not exist, or that does not start exactly one launch.
     """
-    own, others = _separated(words)
+    own, others = separated(words)
     if not others or not others[0].endswith(SCRIPT_ENDINGS):
         yield LaunchWords(tuple(words), environ, folder)
         return
@@ -35,20 +35,3 @@ def words_of_script(words: Sequence[str], *, environ: Mapping[str, str], folder:
     with single_launch(Path(others[0]), others[1:], environ=environ, folder=folder) as launch, files_of_launch(launch.written):
         size = () if launch.processes is None else ("--info-world-size", str(launch.processes))
         yield LaunchWords((*launch.argv, *size, *own), launch.environ, launch.folder)
-
-
-def _separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The --info options with their values, and the other words. Raises InputError for an unknown --info option."""
-    own: list[str] = []
-    others: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name, equals, _ = word.partition("=")
-        if not name.startswith(PREFIX):
-            others.append(word)
-            continue
-        own.append(word)
-        if takes_value(name) and not equals and rest:
-            own.append(rest.pop(0))
-    return own, others

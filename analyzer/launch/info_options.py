@@ -344,6 +344,23 @@ def takes_value(name: str) -> bool:
     return OPTIONS[FLAGS[name]].value != ""
 
 
+def separated(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The --info options with their values, and the other words. Raises InputError for an unknown --info option."""
+    own: list[str] = []
+    others: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if not name.startswith(PREFIX):
+            others.append(word)
+            continue
+        own.append(word)
+        if takes_value(name) and not equals and rest:
+            own.append(rest.pop(0))
+    return own, others
+
+
 def has_value_after(name: str, following: Sequence[str]) -> bool:
     """Whether the first of the following words is the value of an option; options of the launch begin with dashes."""
     return bool(following) and (name in (SET, UNSET) or not is_option(following[0]))
