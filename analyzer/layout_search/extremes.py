@@ -18,13 +18,11 @@ from analyzer.layout_search.evaluation import Evaluation
 from analyzer.layout_search.executors import Workers
 from analyzer.layout_search.options import by_flag
 from analyzer.layout_search.problem import Changes, Problem, with_changes
-from analyzer.layout_search.related import LONGEST, length_changes, with_world
+from analyzer.layout_search.related import LONGEST, in_a_legal_layout, length_changes, memory_of_job, with_world
 from analyzer.layout_search.result import SearchResult
 from analyzer.layout_search.search import search_space
 from analyzer.layout_search.space import Layout
-from analyzer.layout_search.split_jobs import job_of_layout, job_of_split
-from analyzer.memory.ranks import rank_classes_unlimited
-from analyzer.memory.verdict import highest
+from analyzer.layout_search.split_jobs import job_of_layout
 from analyzer.results import TrainingTime
 from analyzer.specs.option_names import flag_of
 
@@ -186,16 +184,8 @@ class Answers:
         sizes = {name: value for name, value in changes.items() if name in ("micro_batch_size", "seq_length")}
         given = replace(problem.given, batch=replace(problem.given.batch, **sizes))  # type: ignore[arg-type]
         changed = replace(problem, arguments=with_changes(problem.arguments, changes), given=given, runs=False)
-        try:
-            return replace(changed, given=changed.job({}))
-        except AnalyzerError:
-            pass
-        space = space_of(changed, over=self._over, keep=keep)
-        for split in space.splits():
-            found = job_of_split(space, 0, split)
-            if found is not None:
-                return replace(changed, given=found.job)
-        return None
+        found = in_a_legal_layout(changed, over=self._over, keep=keep)
+        return None if found is None else replace(found, runs=False)
 
     # -- searches
 
@@ -233,7 +223,7 @@ def _layout_fits(space: Space, layout: Layout) -> bool:
         return False
     job = job_of_layout(space, layout._replace(split=layout.split._replace(micro_batch=space.sizes.micro_batch[0])))
     try:
-        return job is not None and highest(rank_classes_unlimited(job)).memory.device_bytes <= space.problem.capacity
+        return job is not None and memory_of_job(job).device_bytes <= space.problem.capacity
     except AnalyzerError:
         return False
 

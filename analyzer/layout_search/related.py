@@ -61,16 +61,27 @@ def with_world(problem: Problem, size: int, *, over: Sequence[str] = (), keep: S
     world = World(nodes=size // per_node, gpus_per_node=per_node)
     sized = replace(parallel, world_size=size, nodes=world.nodes, gpus_per_node=per_node)
     changed = replace(problem, world=world, given=replace(problem.given, parallel=sized), runs=False)
+    found = in_a_legal_layout(changed, over=over, keep=keep)
+    if found is not None:
+        return found
+    raise InputError("--info-search-gpus", f"no layout of this launch is legal for {size} GPUs", "use another number of GPUs")
+
+
+def in_a_legal_layout(problem: Problem, *, over: Sequence[str] = (), keep: Sequence[str] = ()) -> Problem | None:
+    """A changed problem with the job of its launch, or else of the first layout that Megatron accepts; None if there is none.
+
+    `runs` tells which of the two it is. `over`, `keep`: as in `space_of`.
+    """
     try:
-        return replace(changed, given=changed.job({}), runs=True)
+        return replace(problem, given=problem.job({}), runs=True)
     except AnalyzerError:
         pass
-    space = space_of(changed, over=over, keep=keep)
+    space = space_of(problem, over=over, keep=keep)
     for split in space.splits():
         found = job_of_split(space, 0, split)
         if found is not None:
-            return replace(changed, given=found.job)
-    raise InputError("--info-search-gpus", f"no layout of this launch is legal for {size} GPUs", "use another number of GPUs")
+            return replace(problem, given=found.job)
+    return None
 
 
 def largest(problem: Problem, option: Largest) -> Limit:
@@ -94,7 +105,7 @@ def _memories(problem: Problem, option: Largest) -> Iterator[tuple[int, RankMemo
         for value in range(1, batch.global_batch_size // replicas + 1):
             job = _job(problem, {"micro_batch_size": value})
             if job is not None:
-                memory = _memory(job)
+                memory = memory_of_job(job)
                 yield value, memory
                 if memory.device_bytes > problem.capacity:
                     return
@@ -108,7 +119,7 @@ def _sequences(problem: Problem) -> Iterator[tuple[int, RankMemory]]:
     def memory_of(steps: int) -> RankMemory | None:
         length = steps * step
         job = _job(problem, length_changes(problem, length))
-        return None if job is None else _memory(job)
+        return None if job is None else memory_of_job(job)
 
     fits, first = 0, 1
     while (memory := memory_of(first)) is not None and memory.device_bytes <= problem.capacity and first * step <= LONGEST:
@@ -134,7 +145,7 @@ def length_changes(problem: Problem, length: int) -> dict[str, object]:
     return {dest: length, "max_position_embeddings": max(length, int(str(arguments.get("max_position_embeddings") or 0)))}
 
 
-def _memory(job: TrainingJob) -> RankMemory:
+def memory_of_job(job: TrainingJob) -> RankMemory:
     """The memory of the highest-memory rank, as in a report."""
     return highest(rank_classes_unlimited(job)).memory
 
