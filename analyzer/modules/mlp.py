@@ -49,27 +49,28 @@ def activation(shapes: Shapes, *, width: int, wide: int) -> Module:
     biased = activates_sum(model)
     read = shapes.wide("biased fc1 output" if biased else "fc1 output", wide, symbol, made_in="" if biased else "mlp.linear_fc1")
     read = replace(read, strided=saves_half(model))
+    freed = sum(each.bytes for each in (read, *gate)) if biased else 0
     return Module(
         name="activation_func",
         kind=ModuleKind.ACTIVATION,
         function=True,
         saved=(read, *gate),
         forward_workspace=(shapes.wide("output", width, "f/t"),),
-        backward_workspace=_backward_of_activation(shapes, width=width, wide=wide, symbol=symbol, freed=read if biased else None),
+        backward_workspace=_backward_of_activation(shapes, width=width, wide=wide, symbol=symbol, freed=freed),
         source=f"{model.activation}, {'fused' if model.bias_activation_fusion else 'unfused'}",
     )
 
 
-def _backward_of_activation(shapes: Shapes, *, width: int, wide: int, symbol: str, freed: Tensor | None) -> tuple[Tensor, ...]:
+def _backward_of_activation(shapes: Shapes, *, width: int, wide: int, symbol: str, freed: int) -> tuple[Tensor, ...]:
     """The gradients of its output and its input, or that of its input while autograd sums it over the tokens for the bias.
 
-    `freed`: the saved tensor that is freed before that sum, if the bias is added in an operation of its own.
+    `freed`: bytes of the saved tensors that are freed before that sum, if the bias is added in an operation of its own.
     """
     gradient = shapes.wide("fc1 output gradient", wide, symbol)
     both = (shapes.wide("output gradient", width, "f/t"), gradient)
     if not shapes.model.bias_linear:
         return both
-    sums = sum_buffer(shapes, rows=shapes.s * shapes.b, columns=wide, freed=freed.bytes if freed is not None else 0)
+    sums = sum_buffer(shapes, rows=shapes.s * shapes.b, columns=wide, freed=freed)
     return largest(both, (gradient, *sums))
 
 
