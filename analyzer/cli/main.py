@@ -84,8 +84,11 @@ def _refuse_misspelled_command(word: str) -> None:
     if not word.isalpha() or os.path.exists(word):
         return
     from analyzer.cli.commands.table import COMMANDS
+    from analyzer.cli.script import STARTERS
     from analyzer.launch.spelling import is_misspelling
 
+    if word in STARTERS:
+        return
     meant = [name for name in COMMANDS if abs(len(name) - len(word)) <= 1 and is_misspelling(word, name)]
     if meant:
         raise InputError(repr(word), "is not a command", f"did you mean {' or '.join(meant)}?")
