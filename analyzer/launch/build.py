@@ -23,7 +23,7 @@ from analyzer.launch.derive.launch_input import LaunchInput
 from analyzer.launch.derive.model.experts import check_dense, num_experts
 from analyzer.launch.derive.model.families import check_family, complete_family, shape_of_family
 from analyzer.launch.derive.model.gpt import check_fused_activation, model_spec
-from analyzer.launch.derive.model.hybrid import hybrid_blocks, hybrid_spec
+from analyzer.launch.derive.model.hybrid import hybrid_blocks, hybrid_spec, with_implied_options
 from analyzer.launch.derive.model.mtp import mtp_layers_of
 from analyzer.launch.derive.model.shape import decoder_shape
 from analyzer.launch.derive.optimizer import optimizer_spec
@@ -90,7 +90,8 @@ def _build(
     strict: bool,
 ) -> TrainingJob:
     """The training job for one number of GPUs."""
-    launch = LaunchInput(arguments=arguments, environ=environ, folder=folder, gpu=gpu, strict=strict)
+    launch = with_implied_options(LaunchInput(arguments=arguments, environ=environ, folder=folder, gpu=gpu, strict=strict))
+    arguments = launch.arguments
     launch.assume(*arguments.assumptions, *filter(None, [arguments.versions]))
     if world is None:
         world = smallest_world(launch)

@@ -81,6 +81,12 @@ class LinearAttentionSpec:
         """Width of queries, keys and values, which the convolution reads."""
         return 2 * self.key_width + self.value_width
 
+    def multiplications(self, hidden: int) -> int:
+        """Multiplications and additions of a token in forward, as Megatron counts them (`num_floating_point_operations`)."""
+        projections = hidden * (self.projected_width + self.value_width)
+        recurrence = 4 * self.num_value_heads * self.value_head_dim**2
+        return projections + self.conv_kernel_dim * self.convolved_width + recurrence
+
     @property
     def projected_width(self) -> int:
         """Width of the input projection: queries, keys, values, gates, and two numbers for each value head."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.model.hybrid import read_pattern
+from analyzer.predict import predict
 from analyzer.specs import TrainingJob
 from tests.job_of import BLACKWELL, arguments_of, job_of
 
@@ -58,6 +61,11 @@ def test_bars_are_pipeline_stages_and_slashes_are_mtp_depths() -> None:
     [
         ("--hybrid-override-pattern MM", "0.16.1", "2 letters, and --num-layers is 8"),
         ("--hybrid-override-pattern MMMMMMMQ", "0.16.1", "'Q' is not a layer type"),
+        ("--hybrid-override-pattern MMMMMMMG", "0.16.1", "or name core 0.17 or later"),
+        ("--hybrid-layer-pattern M+", "0.18.2", "or name core 0.19 or later"),
+        ("--hybrid-layer-pattern MG", "0.18.2", "add --swiglu"),
+        ("--hybrid-layer-pattern MD*", "0.18.2", "has attention .* and multi-latent attention .D."),
+        ("--hybrid-layer-pattern MG --swiglu --tensor-model-parallel-size 8 --linear-num-key-heads 4", "0.18.2", "4 key heads"),
         ("--hybrid-override-pattern MMMM|MMM", "0.16.1", "core 0.17 or later"),
         ("--hybrid-override-pattern MMMMMMME", "0.16.1", "layers with experts"),
         ("--hybrid-override-pattern MMMMMMMM --mamba-num-groups 3", "0.16.1", "cannot be split into 3 groups"),
@@ -88,8 +96,8 @@ def test_what_megatron_refuses_is_an_error(line: str, release: str, match: str) 
 @pytest.mark.parametrize(
     "line",
     [
-        "--hybrid-layer-pattern MG",
-        "--hybrid-layer-pattern MD --multi-latent-attention",
+        "--hybrid-layer-pattern MD --bf16",
+        "--hybrid-layer-pattern M* --multi-latent-attention",
         "--hybrid-layer-pattern MM --mtp-hybrid-override-pattern M",
         "--hybrid-layer-pattern M* --window-size 128,0",
         "--hybrid-layer-pattern MM --optimizer muon",
@@ -99,6 +107,42 @@ def test_what_megatron_refuses_is_an_error(line: str, release: str, match: str) 
 def test_what_is_not_modelled_is_refused(line: str) -> None:
     with pytest.raises(UnsupportedError):
         hybrid(line, release="0.19.0")
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "latent", "sparse"),
+    [
+        # `validate_args` and `core_transformer_config_from_args`: + and D switch multi-latent attention on, D also dsa
+        ("--hybrid-layer-pattern M+-", "0.19.0", True, False),
+        ("--hybrid-layer-pattern MD- --bf16 --dsa-indexer-loss-coeff 0 --dsa-indexer-n-heads 4 --dsa-indexer-head-dim 64 "
+         "--dsa-indexer-topk 64", "0.18.2", True, True),
+        ("--hybrid-layer-pattern M*-", "0.19.0", False, False),
+    ],
+)  # fmt: skip
+def test_letters_switch_attention_on(line: str, release: str, latent: bool, sparse: bool) -> None:
+    model = hybrid(line, release=release).model
+    assert (model.mla is not None, model.sparse_attention is not None) == (latent, sparse)
+
+
+def test_letters_g_are_gated_delta_nets_also_in_mtp_depths() -> None:
+    """Parameters of a layer: `GatedDeltaNet.__init__` of core 0.18.2, with the norm that is fused into its input projection."""
+    counts = [
+        predict(hybrid(f"--hybrid-layer-pattern {pattern} --swiglu --position-embedding-type rope", release="0.18.2", gpus=1))
+        .ranks[0]
+        .parameters
+        for pattern in ("M-*/*", "MG-*/*", "MG-*/G*")
+    ]
+    hidden, keys, values, heads = 1024, 16 * 128, 32 * 128, 32
+    inputs = hidden * (2 * keys + 2 * values + 2 * heads) + 2 * hidden
+    layer = inputs + 4 * (2 * keys + values) + 2 * heads + 2 * 128 + values * hidden
+    assert [after - before for before, after in pairwise(counts)] == [layer, layer]
+
+
+def test_norms_of_queries_and_keys_have_no_effect() -> None:
+    """`hybrid_stack_spec` gives the layers none."""
+    with_norms = hybrid("--hybrid-layer-pattern M*- --qk-layernorm", release="0.19.0")
+    assert not with_norms.model.qk_layernorm
+    assert any("--qk-layernorm" in each and "no effect" in each for each in with_norms.warnings)
 
 
 def test_fsdp2_does_not_train_parameters_that_mamba_layers_reference() -> None:

@@ -229,7 +229,7 @@ def _layers(shapes: Shapes, depth: int, *, path: str, under_checkpoint: bool) ->
 def _layer_kinds(shapes: Shapes, depth: int) -> tuple[LayerKind, ...]:
     if shapes.model.hybrid is not None:
         letters = (LETTERS[letter] for letter in shapes.model.hybrid.mtp_pattern)
-        return tuple(LayerKind(moe=letter.moe, block=letter.block) for letter in letters)
+        return tuple(LayerKind(moe=letter.moe, block=letter.block, attention=letter.attention) for letter in letters)
     windowed = with_other_kernel(shapes.model)[shapes.model.num_layers :]
     return (LayerKind(moe=_has_experts(shapes), other_kernel=bool(windowed) and windowed[depth]),)
 

@@ -100,7 +100,15 @@ def _model(job: TrainingJob) -> str:
     return ", ".join(part for part in parts if part)
 
 
-_LAYER_TYPES: Final = {"M": "Mamba", "*": "attention", "+": "latent attention", "-": "FFN", "E": "MoE"}
+_LAYER_TYPES: Final = {
+    "M": "Mamba",
+    "G": "gated delta net",
+    "*": "attention",
+    "D": "sparse attention",
+    "+": "latent attention",
+    "-": "FFN",
+    "E": "MoE",
+}
 """Names of the layer types of a hybrid pattern."""
 
 

@@ -88,6 +88,8 @@ def _context(job: TrainingJob) -> Iterator[Violation]:
 def _mtp_layers(job: TrainingJob) -> Iterator[Violation]:
     """From 0.19 on, MTP layers are like the last decoder layer, which may be linear (`gpt_builder`)."""
     linear = job.model.linear_attention
+    if job.model.hybrid is not None:
+        return
     if linear is not None and job.model.mtp_num_layers and linear.layers[-1] and not is_before(job.megatron, "0.19"):
         yield Violation(
             ("mtp_num_layers",),

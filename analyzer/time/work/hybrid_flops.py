@@ -2,7 +2,7 @@
 
 Source: its function `hybrid_flops`, 0.13 to 0.19. Layers with experts are counted from 0.16 on, and MTP depths with their logits
 from 0.17 on. Megatron counts a Mamba layer with a width of twice the hidden size, whatever its heads, and only `--swiglu` as a
-gate. It does not count multi-latent attention.
+gate. It does not count multi-latent and sparse attention.
 """
 
 from __future__ import annotations
@@ -63,8 +63,15 @@ def _experts(model: ModelSpec, sequence: int) -> float:
     return routed + projections + 4 * hidden * (moe.shared_ffn_hidden_size or 0) * _gate(model)
 
 
+def _gated_delta_net(model: ModelSpec, sequence: int) -> float:
+    del sequence
+    assert model.linear_attention is not None
+    return 2 * model.linear_attention.multiplications(model.hidden_size)
+
+
 _OF_LETTER: Final[dict[str, Callable[[ModelSpec, int], float]]] = {
     "M": _mamba,
+    "G": _gated_delta_net,
     "*": _attention,
     "-": _feed_forward,
     "E": _experts,

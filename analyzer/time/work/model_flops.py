@@ -221,9 +221,7 @@ def _linear_attention(model: ModelSpec) -> tuple[int, int]:
     layers = sum(linear.layers)
     if linear.frequency is not None:
         layers = sum(layer % linear.frequency != 0 for layer in range(1, model.num_layers + model.mtp_num_layers + 1))
-    weights = model.hidden_size * (linear.projected_width + linear.value_width)
-    recurrence = 4 * linear.num_value_heads * linear.value_head_dim**2
-    return layers, _PASSES * _FMA * (weights + linear.conv_kernel_dim * linear.convolved_width + recurrence)
+    return layers, _PASSES * _FMA * linear.multiplications(model.hidden_size)
 
 
 @dataclass(frozen=True, kw_only=True)

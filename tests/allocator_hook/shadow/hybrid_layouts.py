@@ -29,6 +29,18 @@ _GRAPHS = "--cuda-graph-impl transformer_engine"
 _SIX = "--num-layers 6 --hybrid-override-pattern MM-M*-"
 _STAGES = "--hybrid-layer-pattern MM|-M|*M|-M --pipeline-model-parallel-size 2"
 _DEPTHS = "--hybrid-layer-pattern MM-M*-/*-/*-"
+_DELTA = (
+    "--swiglu --normalization RMSNorm --disable-bias-linear --linear-num-key-heads 4 --linear-num-value-heads 8 "
+    "--linear-key-head-dim 64 --linear-value-head-dim 64 --hybrid-layer-pattern"
+)
+_LATENT = (
+    "--kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 --disable-bias-linear --no-rope-fusion "
+    "--attention-dropout 0 --hidden-dropout 0 --hybrid-layer-pattern"
+)
+_INDEXER = (
+    "--dsa-indexer-n-heads 4 --dsa-indexer-head-dim 64 --dsa-indexer-topk 256 --dsa-indexer-loss-coeff 0.01 --q-lora-rank 192 "
+    "--normalization RMSNorm"
+)
 _REPEATED = "--hybrid-layer-pattern MEM*/*E/*E --mtp-use-repeated-layer"
 
 HYBRID: Final = {
@@ -108,6 +120,19 @@ HYBRID: Final = {
         "mtp, repeated": f"{_REPEATED} {_EXPERTS} {_NEMOTRON}",
         "mtp, repeated, fp8": f"{_REPEATED} {_EXPERTS} {_NEMOTRON} --fp8-format hybrid --fp8-recipe tensorwise",
         "mtp, repeated, mxfp8": f"{_REPEATED} {_EXPERTS} {_NEMOTRON} --fp8-format e4m3 --fp8-recipe mxfp8 --info-gpu B200",
+        "gated delta nets": f"{_DELTA} MG-G*",
+        "gated delta nets only, one sample": f"{_DELTA} GG --micro-batch-size 1",
+        "gated delta nets, tp2 sp": f"{_DELTA} MGG-* --tensor-model-parallel-size 2 --sequence-parallel",
+        "gated delta nets, experts, pp2": f"{_DELTA} MGEG*E {_EXPERTS} --expert-model-parallel-size 2 "
+        "--pipeline-model-parallel-size 2",
+        "gated delta nets, mtp": f"{_DELTA} MG-*/G-/G- --position-embedding-type rope",
+        "latent attention": f"{_LATENT} M+-+",
+        "latent attention, low-rank queries, tp2 sp": f"{_LATENT} M+-+ --q-lora-rank 192 --tensor-model-parallel-size 2 "
+        "--sequence-parallel --normalization RMSNorm",
+        "latent attention, experts, mtp": f"{_LATENT} M+E/+-/+- {_EXPERTS} --qk-layernorm --position-embedding-type rope",
+        "sparse attention": f"{_LATENT} MD-D {_INDEXER}",
+        "sparse attention, experts, tp2 sp": f"{_LATENT} MDED {_INDEXER} {_EXPERTS} --expert-model-parallel-size 2 "
+        "--tensor-model-parallel-size 2 --sequence-parallel",
         "fp4": f"{_SIX} {_NEMOTRON} --fp4-format e2m1 --fp4-recipe nvfp4 --info-gpu B200",
         "fp4, experts": f"--num-layers 6 --hybrid-override-pattern MEM*ME {_EXPERTS} {_NEMOTRON} --fp4-format e2m1 "
         "--fp4-recipe nvfp4 --info-gpu B200",
@@ -129,6 +154,16 @@ HYBRID_SINCE: Final = {
     "hybrid, fp4": "0.17",
     "hybrid, fp4, experts": "0.17",
     "hybrid, full recompute": "0.18",
+    "hybrid, gated delta nets": "0.17",
+    "hybrid, gated delta nets only, one sample": "0.17",
+    "hybrid, gated delta nets, tp2 sp": "0.17",
+    "hybrid, gated delta nets, experts, pp2": "0.17",
+    "hybrid, gated delta nets, mtp": "0.17",
+    "hybrid, latent attention": "0.19",
+    "hybrid, latent attention, low-rank queries, tp2 sp": "0.19",
+    "hybrid, latent attention, experts, mtp": "0.19",
+    "hybrid, sparse attention": "0.18",
+    "hybrid, sparse attention, experts, tp2 sp": "0.18",
 }
 HYBRID_UNTIL: Final = {
     # the shadow engine lacks functions of PyTorch that these graphs use
@@ -137,4 +172,6 @@ HYBRID_UNTIL: Final = {
     "hybrid, ignored full recompute": "0.18",
     "hybrid, muon": "0.17",
     "hybrid, muon, experts": "0.17",
+    "hybrid, sparse attention": "0.19",
+    "hybrid, sparse attention, experts, tp2 sp": "0.19",
 }

@@ -85,7 +85,6 @@ def model_spec(
         **attention,
     )
     _assume_local_norms(launch, implementation=implementation)
-    _warn_of_linear_attention(launch, model)
     _check_layer_scaling(launch, scaling, implementation=implementation, environ=environ)
     return model
 
@@ -179,15 +178,6 @@ def _attention_kernels(
             window_backend = of_window
             launch.assume(*(f"In layers with a window of {window[0]}: {each}" for each in sentences))
     return {"window": window, "windowed": windowed, "attention_backend": backend, "window_backend": window_backend}
-
-
-def _warn_of_linear_attention(launch: LaunchInput, model: ModelSpec) -> None:
-    """Its later modules are not modelled."""
-    if model.linear_attention is not None and since(launch.arguments, "0.18"):
-        launch.warn(
-            "--experimental-attention-variant: the modules of 0.16 and 0.17 are counted; later releases convolve and normalize "
-            "other tensors, so the prediction may be too high or too low."
-        )
 
 
 def _assume_local_norms(launch: LaunchInput, *, implementation: Implementation) -> None:

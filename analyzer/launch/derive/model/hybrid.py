@@ -19,17 +19,13 @@ from analyzer.specs.model import HybridSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
+    from analyzer.launch.derive.launch_input import LaunchInput
     from analyzer.specs import BlockSpec, ModelSpec
 
 STACKS: Final = ("mamba_stack_spec", "hybrid_stack_spec")
 """Names of the layer specifications (`--spec MODULE NAME`) of hybrid models."""
 _PATTERNS: Final = ("hybrid_layer_pattern", "hybrid_override_pattern")
-_REFUSED: Final = {
-    "G": "gated delta net layers (G) are not modelled",
-    "D": "layers with DeepSeek sparse attention (D) are not modelled",
-}
 _INCOMPATIBLE: Final = {
-    "multi_latent_attention": "use + in the pattern (from core 0.19 on)",
     "heterogeneous_layers_config_path": "leave one of them out",
     "fine_grained_activation_offloading": "offloading is not modelled with hybrid models; leave it out",
     "cpu_offloading_num_layers": "offloading is not modelled with hybrid models; leave it out",
@@ -111,22 +107,48 @@ def read_pattern(arguments: Arguments) -> Pattern | None:
     if not given:
         return Pattern(stages=(_of_shares(arguments),))
     named, written = option(arguments, given[0]), str(arguments.get(given[0]))
-    pattern = _parsed(named, written, with_stages=since(arguments, "0.17"))
+    known = [letter for letter, layer in LETTERS.items() if since(arguments, layer.since)]
+    pattern = _parsed(named, written, known, with_stages=since(arguments, "0.17"))
     _check_layers(arguments, named, pattern)
     return pattern
 
 
-def _parsed(named: str, written: str, *, with_stages: bool) -> Pattern:
-    """A pattern, from core 0.17 on with | between pipeline stages and / before the layers of each MTP depth."""
+def _is_latent(letters: str) -> bool:
+    """Whether any of the letters is a layer with multi-latent attention."""
+    return "+" in letters or "D" in letters
+
+
+def with_implied_options(launch: LaunchInput) -> LaunchInput:
+    """The launch with the options that Megatron derives from the pattern of a hybrid model; the same launch for other models.
+
+    Multi-latent attention follows from + and D, sparse attention from D (`validate_args` and `core_transformer_config_from_args`,
+    0.18). The layers have no norms of queries and keys (`hybrid_stack_spec`).
+    """
+    arguments = launch.arguments
+    written = next((str(arguments.get(dest)) for dest in _PATTERNS if arguments.get(dest) is not None), "")
+    implied: dict[str, object] = {}
+    if _is_latent(written):
+        implied["multi_latent_attention"] = True
+    if "D" in written:
+        implied["experimental_attention_variant"] = "dsa"
+    if is_hybrid(arguments) and switched_on(arguments, "qk_layernorm"):
+        implied["qk_layernorm"] = False
+        launch.warn(f"{option(arguments, 'qk_layernorm')}: has no effect on the layers of a hybrid model.")
+    if not implied:
+        return launch
+    return replace(launch, arguments=replace(arguments, values={**arguments.values, **implied}))
+
+
+def _parsed(named: str, written: str, known: Sequence[str], *, with_stages: bool) -> Pattern:
+    """A pattern of `known` letters, from core 0.17 on with | between pipeline stages and / before the layers of each MTP depth."""
     if len(written) > _LONGEST:
         raise InputError(named, f"has {len(written)} letters, and {_LONGEST} is the largest number that is modelled", "give less")
     main, *depths = written.split("/")
     stages = tuple(main.split("|"))
     for letter in main.replace("|", "") + "".join(depths):
-        if letter in _REFUSED and with_stages:
-            raise UnsupportedError(named, _REFUSED[letter], f"use {', '.join(LETTERS)}")
-        if letter not in LETTERS or (letter == "+" and not with_stages):
-            raise InputError(named, f"{letter!r} is not a layer type of this release", "use M, *, - and E")
+        if letter not in known:
+            first = f", or name core {LETTERS[letter].since} or later with --info-megatron" if letter in LETTERS else ""
+            raise InputError(named, f"{letter!r} is not a layer type of this release", f"use {', '.join(known)}{first}")
     if (depths or len(stages) > 1) and not with_stages:
         raise InputError(named, "| and / need core 0.17 or later", "leave them out, or name a later release with --info-megatron")
     if "" in stages:
@@ -134,8 +156,9 @@ def _parsed(named: str, written: str, *, with_stages: bool) -> Pattern:
     depths = [each for each in depths if each]
     if any(each != depths[0] for each in depths):
         raise InputError(named, "has MTP depths with different layers", "write the same letters after each /")
-    if "*" in written and "+" in written:
-        raise InputError(named, "has attention (*) and multi-latent attention (+)", "use one of the two")
+    if "*" in written and _is_latent(written):
+        latent = next(letter for letter in written if _is_latent(letter))
+        raise InputError(named, f"has attention (*) and multi-latent attention ({latent})", "use one of the two")
     return Pattern(stages=stages, mtp=depths[0] if depths else "", depths=len(depths))
 
 
@@ -218,7 +241,7 @@ def hybrid_spec(arguments: Arguments, *, model: ModelSpec) -> HybridSpec | None:
     pattern = read_pattern(arguments)
     if pattern is None:
         return None
-    _check_options(arguments, model=model)
+    _check_options(arguments, pattern, model=model)
     head_dim = positive(arguments, "mamba_head_dim") or 64
     groups = positive(arguments, "mamba_num_groups") or 8
     heads = positive(arguments, "mamba_num_heads")
@@ -250,8 +273,12 @@ def hybrid_spec(arguments: Arguments, *, model: ModelSpec) -> HybridSpec | None:
     )
 
 
-def _check_options(arguments: Arguments, *, model: ModelSpec) -> None:
+def _check_options(arguments: Arguments, pattern: Pattern, *, model: ModelSpec) -> None:
     named = "a hybrid model"
+    if model.mla is not None and not _is_latent(pattern.written):
+        remedy = "leave it out, or use + in the pattern (from core 0.19 on)"
+        fault = "is not modelled with a hybrid model whose pattern has no such layers"
+        raise UnsupportedError(option(arguments, "multi_latent_attention"), fault, remedy)
     for dest, remedy in _INCOMPATIBLE.items():
         if arguments.get(dest):
             raise UnsupportedError(option(arguments, dest), f"cannot be analyzed with {named}", remedy)

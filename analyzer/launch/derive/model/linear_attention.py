@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError
+from analyzer.launch.derive.model.hybrid import pattern_dest, read_pattern
 from analyzer.launch.derive.model.mtp import mtp_layers
 from analyzer.launch.derive.reading import option, positive, switched_on, text
 from analyzer.specs import LinearAttentionSpec
@@ -21,21 +22,25 @@ _FREQUENCY = "linear_attention_freq"
 
 def linear_attention_spec(arguments: Arguments, *, num_layers: int) -> LinearAttentionSpec | None:
     """Sizes of a gated delta net; None without it. Raises InputError for options that it excludes, and for a missing pattern."""
-    if arguments.get("experimental_attention_variant") != "gated_delta_net":
+    pattern = read_pattern(arguments)
+    if pattern is not None and "G" in pattern.written:
+        named, layers = option(arguments, pattern_dest(arguments)), tuple(letter == "G" for letter in pattern.letters)
+    elif pattern is None and arguments.get("experimental_attention_variant") == "gated_delta_net":
+        named, layers = option(arguments, "experimental_attention_variant"), ()
+    else:
         return None
-    named = option(arguments, "experimental_attention_variant")
     if text(arguments, "transformer_impl", "transformer_engine") == "local" or switched_on(arguments, "use_legacy_models"):
         raise InputError(
             named,
-            "gated_delta_net needs layers of Transformer Engine",
+            "a gated delta net needs layers of Transformer Engine",
             "use --transformer-impl transformer_engine, and leave out --use-legacy-models",
         )
     if not switched_on(arguments, "swiglu"):
-        raise InputError(named, "the convolution of gated_delta_net needs the activation function SiLU", "add --swiglu")
+        raise InputError(named, "the convolution of a gated delta net needs the activation function SiLU", "add --swiglu")
     frequency = arguments.get(_FREQUENCY)
     spec = LinearAttentionSpec(
-        layers=_layers(arguments, num_layers=num_layers),
-        frequency=frequency if isinstance(frequency, int) else None,
+        layers=layers or _layers(arguments, num_layers=num_layers),
+        frequency=frequency if isinstance(frequency, int) and not layers else None,
         num_key_heads=positive(arguments, "linear_num_key_heads") or 16,
         num_value_heads=positive(arguments, "linear_num_value_heads") or 32,
         key_head_dim=positive(arguments, "linear_key_head_dim") or 128,
