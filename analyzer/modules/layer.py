@@ -43,6 +43,11 @@ class LayerKind(NamedTuple):
     attention: AttentionKind | None = None
     """Its attention, if that is not the full attention of the model (`ModelSpec.attention_of`)."""
 
+    @property
+    def reads_mask(self) -> bool:
+        """Whether it has attention with scores, and so reads the attention mask."""
+        return self.block.attention == "full" and self.attention != "gated_delta_net"
+
 
 def with_other_kernel(model: ModelSpec) -> tuple[bool, ...]:
     """For each of `ModelSpec.windowed`, whether `LayerKind.other_kernel` holds; empty if all kernels are equal.

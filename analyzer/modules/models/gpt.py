@@ -21,6 +21,7 @@ from analyzer.modules.models.parts import CACHED_ENDS, ROOTS, ChunkKind, Parts, 
 from analyzer.modules.shapes import AllShapes, EndShapes, Shapes
 from analyzer.modules.tree import STREAM, Module
 from analyzer.specs import AttentionKind, BlockSpec, Family, Fp8Spec, ModelSpec, TrainingJob
+from analyzer.specs.hybrid import LETTERS
 
 CACHED_CHUNKS: Final = 1024
 """Maximum number of cached chunk trees. They share their layers, embeddings and heads."""
@@ -171,9 +172,7 @@ def gpt_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     gets_batch = first or last or predicts
     layers = layer_runs(inputs if gets_batch else inputs.without_batch, kind.layers, received=not first)
     if gets_batch:
-        without_layers = not (kind.layers or predicts)  # no checkpoint saves the attention mask
-        inputs_of_batch = inputs.of_batches.without_recompute if without_layers else inputs.of_batches
-        before.append(_batch(inputs_of_batch, first or predicts, not without_layers))
+        before.append(_batch_of_chunk(inputs, kind))
     if first:
         whole = before[0]
         before.append(_embedding(inputs.of_ends, last, bool(layers and layers[0][0].outlives)))
@@ -200,6 +199,24 @@ def gpt_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
         )
     norm = ((cached_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
     return (*before, Stack("decoder", (*layers, *norm), received), *after)
+
+
+def _batch_of_chunk(inputs: ModuleInputs, kind: ChunkKind) -> Module:
+    """The batch. A checkpoint of whole layers saves the attention mask for any layer, that of attention only for its own."""
+    reads_mask = _reads_mask(inputs.model, kind)
+    of_layers = bool(kind.layers or kind.mtp_layers) and inputs.recompute.granularity == "full"
+    checkpointed = inputs.of_batches if reads_mask or of_layers else inputs.of_batches.without_recompute
+    return _batch(checkpointed, kind.pre_process or kind.mtp_layers > 0, reads_mask)
+
+
+def _reads_mask(model: ModelSpec, kind: ChunkKind) -> bool:
+    """Whether any layer of a chunk reads the attention mask."""
+    if any(layer.reads_mask for layer, _ in kind.layers):
+        return True
+    if model.hybrid is None:
+        return kind.mtp_layers > 0
+    letters = (LETTERS[letter] for letter in (model.hybrid.mtp_pattern if kind.mtp_layers else ""))
+    return any(LayerKind(block=letter.block, attention=letter.attention).reads_mask for letter in letters)
 
 
 @lru_cache(maxsize=CACHED_ENDS)

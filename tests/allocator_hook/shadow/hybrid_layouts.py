@@ -66,6 +66,10 @@ HYBRID: Final = {
         "fp8": f"{_SIX} --fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16",
         "selective recompute": "--num-layers 6 --hybrid-override-pattern *M-M*- --recompute-granularity selective "
         "--recompute-modules core_attn mlp --disable-bias-linear",
+        "selective recompute, no attention in the first stage": "--num-layers 6 --hybrid-override-pattern M-M*-* "
+        "--pipeline-model-parallel-size 2 --recompute-granularity selective --recompute-modules core_attn",
+        "unfused, no attention in the first stage": "--num-layers 6 --hybrid-override-pattern M-M*-* --attention-backend unfused "
+        "--pipeline-model-parallel-size 2",
         "ignored full recompute": f"{_SIX} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
         "deterministic, groups of many states": f"{_MAMBA} --micro-batch-size 1 --deterministic-mode --mamba-state-dim 256",
         "deterministic, one group": f"{_MAMBA} --deterministic-mode --mamba-num-groups 1 --mamba-num-heads 32 --mamba-head-dim 16",

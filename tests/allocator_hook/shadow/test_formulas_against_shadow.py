@@ -289,6 +289,8 @@ GRID = {
     "delta net, tp2": f"--bf16 {DELTA_NET} --tensor-model-parallel-size 2",
     "delta net, tp2 sp pp2": f"--bf16 {DELTA_NET} {SPLIT} --vocab-size 9999",
     "delta net, pp2 without full attention in the first stage": f"--bf16 {DELTA_NET} --pipeline-model-parallel-size 2",
+    "delta net, pp2 without full attention in the first stage, attention recomputed": f"--bf16 {DELTA_NET} "
+    "--pipeline-model-parallel-size 2 --recompute-activations",
     "delta net, interleaved": f"--bf16 {DELTA_NET} --num-layers 8 --pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 2",
     "delta net, odd sizes": f"--bf16 {DELTA_NET} --seq-length 1000 --linear-key-head-dim 128 --linear-value-head-dim 96",
