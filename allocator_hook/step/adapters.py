@@ -24,11 +24,111 @@ def add_adapters(job: TrainingJob, config: Any, model: Any) -> None:
     model.requires_grad_(False)
     for name, module in list(model.named_modules()):
         if name.rpartition(".")[2] in adapters.targets:
-            kind = _Adapter if adapters.layers == "megatron" else _EngineAdapter
-            module.adapter = kind(adapters, config, module)
-            module.forward = partial(_forward, module, module.forward)
+            _add_adapter(name, module, adapters, config)
     if config.recompute_method is not None or adapters.layers == "transformer_engine":
         model.decoder.forward = partial(_with_input_gradient, model.decoder.forward)
+
+
+def _add_adapter(path: str, layer: Any, adapters: AdapterSpec, config: Any) -> None:
+    """Replace the forward of a layer by that of its wrapper (`transform` of `LoRA`, `CanonicalLoRA` and `DoRA`)."""
+    name = path.rpartition(".")[2]
+    joins = {"linear_qkv": _interleaved, "linear_fc1": _concatenated}
+    forward = _forward
+    if adapters.method == "canonical" and name in joins and not path.endswith(".mlp.experts.linear_fc1"):
+        layer.adapter = torch.nn.ModuleDict(
+            {f"adapter_{part}": _Adapter(adapters, config, layer, rows=rows) for part, rows in _parts(name, layer, config).items()}
+        )
+        forward = partial(_canonical_forward, joins[name])
+    elif adapters.layers == "transformer_engine":
+        layer.adapter = _EngineAdapter(adapters, config, layer)
+    else:
+        layer.adapter = _Adapter(adapters, config, layer)
+        if adapters.method == "dora":
+            layer.adapter.add_magnitude(layer)
+            forward = _dora_forward
+    layer.forward = partial(forward, layer, layer.forward)
+
+
+def _parts(name: str, layer: Any, config: Any) -> dict[str, int]:
+    """The adapters of a layer with their numbers of outputs (`CanonicalLoRA.transform`)."""
+    if name == "linear_qkv":
+        query, key = (config.kv_channels * heads for heads in (config.num_attention_heads, config.num_query_groups))
+        return {"q": query, "k": key, "v": key}
+    width = layer.out_features * config.tensor_model_parallel_size // 2
+    return {"up": width, "gate": width}
+
+
+def _called(item: tuple[str, Any]) -> int:
+    """The place of an adapter in the order of calls: gate is called before up, which is created first."""
+    return ("adapter_q", "adapter_k", "adapter_v", "adapter_gate", "adapter_up").index(item[0])
+
+
+def _base_forward(frozen_layer: Any, x: Any, *args: Any, **keywords: Any) -> tuple[Any, Any, Any]:
+    """`AdapterWrapper.base_linear_forward`."""
+    found = frozen_layer(x, *args, **keywords)
+    if len(found) == 3:
+        return found  # type: ignore[no-any-return]
+    output, bias = found
+    if isinstance(output, tuple):
+        output, x = output
+    return output, bias, x
+
+
+def _canonical_forward(join: Any, module: Any, frozen_layer: Any, x: Any, *args: Any, **keywords: Any) -> tuple[Any, Any]:
+    """`LoRALinearSplitQKV.forward` and `LoRALinearSplitFC1UpGate.forward`."""
+    output, bias, x = _base_forward(frozen_layer, x, *args, **keywords)
+    parts = [adapter(x) for _, adapter in sorted(module.adapter.items(), key=_called)]
+    adapted = join(module.config, *parts)
+    return output + adapted, bias
+
+
+def _interleaved(config: Any, query: Any, key: Any, value: Any) -> Any:
+    """`LoRALinearSplitQKV._interleave_qkv`."""
+    heads, groups, size = config.num_attention_heads, config.num_query_groups, config.kv_channels
+    each, leading = heads // groups, query.shape[:-1]
+    query = query.reshape(-1, heads, size)
+    key = key.reshape(-1, groups, size)
+    value = value.reshape(-1, groups, size)
+    chunks = []
+    for i in range(groups):
+        chunks += [query[:, i * each : (i + 1) * each, :], key[:, i : i + 1, :], value[:, i : i + 1, :]]
+    joined = torch.cat(chunks, dim=1)
+    return joined.reshape(*leading, -1)
+
+
+def _concatenated(config: Any, gate: Any, up: Any) -> Any:
+    del config
+    return torch.cat([gate, up], dim=-1)
+
+
+def _dora_forward(module: Any, frozen_layer: Any, x: Any) -> tuple[Any, Any]:
+    """`DoRALinear.forward` without dropout, whose correction is a zero."""
+    output, bias, x = _base_forward(frozen_layer, x)
+    adapted = module.adapter(x.contiguous())
+    return module.adapter.magnitude(module, output, adapted) + 0, bias
+
+
+class _Magnitude(torch.nn.Module):
+    """The product of `DoRALinear.forward` with the magnitude and the norm of the weight."""
+
+    def forward(self, layer: Any, output: Any, adapted: Any) -> Any:
+        """Return m / ||W + B A|| * (W x + B A x)."""
+        scale = (layer.adapter.weight_magnitude / _weight_norm(layer)).view(1, 1, -1)
+        return scale * (output + adapted)
+
+
+def _weight_norm(layer: Any) -> Any:
+    """`DoRALinear._get_weight_norm`."""
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    adapter = layer.adapter
+    into, out_of = adapter.linear_in.weight, adapter.linear_out.weight
+    if adapter.splits_input:
+        out_of = gather_from_tensor_model_parallel_region(out_of.T).T
+    else:
+        into = gather_from_tensor_model_parallel_region(into.T).T
+    weight = layer.weight + 2.0 * out_of @ into
+    return torch.linalg.norm(weight, dim=1).to(weight.dtype).detach()
 
 
 def _with_input_gradient(forward: Any, hidden_states: Any, *args: Any, **keywords: Any) -> Any:
@@ -43,13 +143,7 @@ def _with_input_gradient(forward: Any, hidden_states: Any, *args: Any, **keyword
 
 def _forward(module: Any, frozen_layer: Any, x: Any, *args: Any, **keywords: Any) -> tuple[Any, Any]:
     """`AdapterWrapper.base_linear_forward` and `LoRALinear.forward`."""
-    found = frozen_layer(x, *args, **keywords)
-    if len(found) == 3:
-        output, bias, x = found
-    else:
-        output, bias = found
-        if isinstance(output, tuple):
-            output, x = output
+    output, bias, x = _base_forward(frozen_layer, x, *args, **keywords)
     adapted = module.adapter(x.contiguous(), *args)
     return output + adapted.reshape(output.shape), bias
 
@@ -73,7 +167,8 @@ def _sum_over_experts(gradient: Any) -> Any:
 class _Adapter(torch.nn.Module):
     """`ParallelLinearAdapter` with the defaults of `LoRA`."""
 
-    def __init__(self, adapters: AdapterSpec, config: Any, layer: Any) -> None:
+    def __init__(self, adapters: AdapterSpec, config: Any, layer: Any, *, rows: int | None = None) -> None:
+        """`rows`: outputs of the adapter; None for those of the layer."""
         super().__init__()
         from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
@@ -84,20 +179,20 @@ class _Adapter(torch.nn.Module):
         tensor = config.tensor_model_parallel_size
         grouped = "Grouped" in type(layer).__name__
         tensor = 1 if grouped else tensor
-        rows, columns = (layer.out_features, layer.in_features) if grouped else layer.weight.shape
+        outputs, columns = (layer.out_features, layer.in_features) if grouped else layer.weight.shape
         options = {"config": whole, "bias": False, "init_method": torch.nn.init.xavier_normal_, "is_expert": grouped}
         self._exchanges = config.sequence_parallel and not grouped
         self._per_expert = grouped and adapters.per_expert
         if self._per_expert:
             self.linear_in = _grouped(layer, columns, adapters.rank, whole)
-            self.linear_out = _grouped(layer, adapters.rank, rows, whole)
+            self.linear_out = _grouped(layer, adapters.rank, outputs, whole)
             self._finish(adapters, config)
             return
         if self._split_input:
             columns *= tensor
             self.linear_in = RowParallelLinear(columns, adapters.rank, input_is_parallel=True, skip_bias_add=True, **options)
         else:
-            rows *= 1 if duplicated else tensor
+            outputs *= 1 if duplicated else tensor
             self.linear_in = ColumnParallelLinear(
                 columns, adapters.rank, gather_output=True, disable_grad_reduce=config.sequence_parallel, **options
             )
@@ -107,11 +202,22 @@ class _Adapter(torch.nn.Module):
                 self._exchanges = False
         if getattr(layer, "parallel_mode", "") is None:  # each rank adapts its own tokens, or a dispatcher exchanges them
             self._exchanges = False
-        self.linear_out = ColumnParallelLinear(adapters.rank, rows, gather_output=self._split_input or duplicated, **options)
+        outputs = rows or outputs
+        self.linear_out = ColumnParallelLinear(adapters.rank, outputs, gather_output=self._split_input or duplicated, **options)
         if grouped and config.expert_model_parallel_size > 1:
             for projection in (self.linear_in, self.linear_out):
                 projection.weight.register_hook(_sum_over_experts)
         self._finish(adapters, config)
+
+    @property
+    def splits_input(self) -> bool:
+        """Whether tensor-parallel ranks have parts of the input of the layer."""
+        return bool(self._split_input)
+
+    def add_magnitude(self, layer: Any) -> None:
+        """`ParallelLinearDoRAAdapter.init_weight_magnitude`."""
+        self.weight_magnitude = torch.nn.Parameter(torch.empty_like(layer.weight[:, 0]))
+        self.magnitude = _Magnitude()
 
     def _finish(self, adapters: AdapterSpec, config: Any) -> None:
         self.dropout = torch.nn.Dropout(0.1) if adapters.dropout else torch.nn.Identity()

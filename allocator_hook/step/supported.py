@@ -24,7 +24,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
         "tiles text_length causal_encoder recompute separate_fields pixel_shuffle".split()
     ),
-    "AdapterSpec": frozenset("rank targets per_expert layers dropout".split()),
+    "AdapterSpec": frozenset("rank targets per_expert layers method dropout".split()),
     "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss".split()),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(

@@ -36,7 +36,7 @@ from analyzer.launch.derive.training_flags import training_flags
 from analyzer.launch.software import check_software, container_of
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
-from analyzer.specs.adapters import AdapterLayers
+from analyzer.specs.adapters import AdapterLayers, AdapterMethod
 from analyzer.specs.fine_tuning import ALL_PARAMETERS
 from analyzer.specs.rules import Violation, violations
 
@@ -151,6 +151,7 @@ def _checked(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
 
 _FRAMEWORKS: Final[dict[AdapterLayers, str]] = {"megatron": "Megatron-Bridge", "transformer_engine": "ms-swift"}
 """Whose adapters have these layers."""
+_METHODS: Final[dict[AdapterMethod, str]] = {"lora": "LoRA", "canonical": "Canonical LoRA", "dora": "DoRA"}
 
 
 def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
@@ -164,8 +165,8 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     withheld = dict.fromkeys([*job.withheld, *([reason] if reason else []), *tuning.not_counted(pipeline=job.parallel.pipeline)])
     if adapters is not None:
         launch.assume(
-            f"LoRA adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as those of "
-            f"{_FRAMEWORKS[adapters.layers]}. "
+            f"{_METHODS[adapters.method]} adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as "
+            f"those of {_FRAMEWORKS[adapters.layers]}. "
             "All other weights are frozen. TFLOP/s and MFU count their gradients too, which are not computed, as Megatron does."
         )
     return replace(job, model=replace(job.model, adapters=adapters), withheld=tuple(withheld))

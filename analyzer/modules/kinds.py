@@ -30,6 +30,9 @@ class Kernels(Enum):
     PATCHES = auto()
     ADAPTER_PROJECTION = auto()
     ADAPTER_SUM = auto()
+    ADAPTER_JOIN = auto()
+    ADAPTER_ADD = auto()
+    ADAPTER_WEIGHT_NORM = auto()
     ROUTER = auto()
     SHARED_GATE = auto()
     DISPATCH = auto()
@@ -206,6 +209,16 @@ class ModuleKind(Enum):
     ADAPTER_ENGINE_OUT = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)
     ADAPTER_SUM = _without_gemms(Kernels.ADAPTER_SUM)
     """The outputs of a linear layer and of its adapter are added."""
+    ADAPTER_SCALE = _without_gemms(Kernels.COPIES)
+    """The output of an adapter times a constant."""
+    ADAPTER_JOIN = _without_gemms(Kernels.ADAPTER_JOIN)
+    """Outputs of adapters of parts of a layer are concatenated."""
+    ADAPTER_ADD = _without_gemms(Kernels.ADAPTER_ADD)
+    """The same are added to the output of the layer."""
+    ADAPTER_WEIGHT_NORM = KindFacts(Kernels.ADAPTER_WEIGHT_NORM, Gemms.PYTORCH, Parallel.NONE)
+    """The norm of each row of a weight with its adapter."""
+    ADAPTER_PRODUCT = _without_gemms(Kernels.COPIES)
+    """Both outputs times the magnitude."""
     REPLACED_BRANCH = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.COLUMN)
     """One linear layer in place of attention or the FFN."""
     ROUTER = KindFacts(Kernels.ROUTER, Gemms.ROUTER, Parallel.NONE)

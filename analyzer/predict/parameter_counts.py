@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from analyzer.modules.kinds import ADAPTER_PROJECTIONS
+from analyzer.modules.kinds import ADAPTER_PROJECTIONS, ModuleKind
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import ModelSpec
 
@@ -40,4 +40,5 @@ def parameter_counts(model: ModelSpec, tree: Module) -> ParameterCounts:
 
 def _of_adapters(tree: Module) -> tuple[Parameter, ...]:
     """The parameters of adapters, which are not those of the model."""
-    return tuple(each for _, module in tree.walk() if module.kind in ADAPTER_PROJECTIONS for each in module.parameters)
+    kinds = ADAPTER_PROJECTIONS | {ModuleKind.ADAPTER}
+    return tuple(each for _, module in tree.walk() if module.kind in kinds for each in module.parameters)

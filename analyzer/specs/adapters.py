@@ -12,6 +12,9 @@ AdapterTarget = Literal[
 AdapterLayers = Literal["megatron", "transformer_engine"]
 """The layers of an adapter, and how tensor-parallel ranks share them: those of Megatron itself in Megatron-Bridge, those of
 Transformer Engine in ms-swift."""
+AdapterMethod = Literal["lora", "canonical", "dora"]
+"""canonical: q, k and v, and gate and up, have adapters of their own (`CanonicalLoRA` of Megatron-Bridge). dora: the outputs of a
+layer and its adapter are scaled by a trained magnitude over the norm of their weights (`DoRA`)."""
 DEFAULT_TARGETS: Final[tuple[AdapterTarget, ...]] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """The layers that have an adapter by default in Megatron-Bridge."""
 ADAPTER_TARGETS: Final[tuple[AdapterTarget, ...]] = get_args(AdapterTarget)
@@ -29,6 +32,7 @@ class AdapterSpec:
     per_expert: bool = False
     """Each expert has its own adapter, as in ms-swift; otherwise those of a rank share one, as by default in Megatron-Bridge."""
     layers: AdapterLayers = "megatron"
+    method: AdapterMethod = "lora"
     dropout: bool = False
     """Elements of the input of an adapter are dropped."""
 

@@ -121,11 +121,37 @@ def test_packed_sequences_have_their_size(folder: Path) -> None:
 
 
 def test_adapters_are_named(folder: Path) -> None:
-    peft = "peft={_target_: megatron.bridge.peft.dora.DoRA, dim: 16, alpha: 32, target_modules: [linear_qkv]}"
+    peft = "peft={_target_: megatron.bridge.peft.lora.VLMLoRA, dim: 16, alpha: 32, target_modules: [linear_qkv]}"
     found = job(folder, "config.yaml", peft, *WORLD)
     assert found.tuning.adapter is not None
-    assert (found.tuning.adapter.kind, found.tuning.adapter.rank, found.tuning.adapter.targets) == ("dora", 16, ("linear_qkv",))
-    assert found.withheld == ("peft.dim=16 trains adapters, which are not modelled as dora",)
+    assert (found.tuning.adapter.kind, found.tuning.adapter.rank, found.tuning.adapter.targets) == ("vlm_lora", 16, ("linear_qkv",))
+    assert found.withheld == ("peft.dim=16 trains adapters, which are not modelled as vlm lora",)
+
+
+def adapters_of(folder: Path, kind: str, targets: str) -> AdapterSpec | None:
+    """The adapters of a configuration that can have them."""
+    peft = f"peft={{_target_: megatron.bridge.peft.{kind}, dim: 16, target_modules: [{targets}]}}"
+    found = job(folder, "config.yaml", peft, "comm_overlap.tp_comm_overlap=false", *WORLD)
+    assert found.withheld == ()
+    return found.model.adapters
+
+
+def test_magnitudes_are_modelled(folder: Path) -> None:
+    spec = AdapterSpec(rank=16, targets=("linear_qkv", "linear_fc2"), method="dora")
+    assert adapters_of(folder, "dora.DoRA", "linear_fc2, linear_qkv") == spec
+
+
+def test_adapters_of_parts_of_layers_are_modelled(folder: Path) -> None:
+    spec = AdapterSpec(rank=16, targets=("linear_qkv", "linear_proj", "linear_fc1"), method="canonical")
+    targets = "linear_q, linear_k, linear_v, linear_fc1_up, linear_fc1_gate, linear_proj"
+    assert adapters_of(folder, "canonical_lora.CanonicalLoRA", targets) == spec
+
+
+@pytest.mark.parametrize(("targets", "fault"), [("linear_q, linear_k", "linear_v has none"), ("linear_qkv", "refuses linear_qkv")])
+def test_adapters_of_some_parts_are_refused(folder: Path, targets: str, fault: str) -> None:
+    """`LoRALinearSplitQKV.forward` calls the adapters of all three; `__post_init__` refuses the name of the layer."""
+    with pytest.raises(InputError, match=fault):
+        adapters_of(folder, "canonical_lora.CanonicalLoRA", targets)
 
 
 def test_adapters_of_lora_are_modelled(folder: Path) -> None:

@@ -36,6 +36,8 @@ LAYOUTS = (
     "deepseek, attention recomputed",
     "lora, dropout",
     "lora, engine",
+    "lora, canonical, all layers",
+    "lora, dora, all layers",
     "bert, full recompute",
     "t5, fp32",
     "multimodal, radio",

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
-from analyzer.specs.adapters import ADAPTER_TARGETS, DEFAULT_TARGETS, AdapterSpec, AdapterTarget
+from analyzer.specs.adapters import ADAPTER_TARGETS, DEFAULT_TARGETS, AdapterMethod, AdapterSpec, AdapterTarget
 
 if TYPE_CHECKING:
     from analyzer.specs import ModelSpec, TrainingJob
-    from analyzer.specs.fine_tuning import Adapter
+    from analyzer.specs.fine_tuning import Adapter, AdapterKind
 
 ALL_LINEAR: Final = ("all-linear", "all_linear")
 """What frameworks call all linear layers of the model."""
+_METHODS: Final[dict[AdapterKind, AdapterMethod]] = {"lora": "lora", "canonical_lora": "canonical", "dora": "dora"}
+_PARTS: Final[dict[AdapterTarget, tuple[str, ...]]] = {
+    "linear_qkv": ("linear_q", "linear_k", "linear_v"),
+    "linear_fc1": ("linear_fc1_up", "linear_fc1_gate"),
+}
+"""Parts of layers with adapters of their own in canonical LoRA, as Megatron-Bridge names them."""
+_OF_DORA: Final = frozenset(DEFAULT_TARGETS)
+"""Layers whose adapters with a magnitude are modelled."""
 
 
 def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec | None, str]:
@@ -23,6 +32,7 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
     """
     if adapter is None:
         return None, ""
+    adapter = _of_whole_layers(adapter)
     reason = next(_not_modelled(adapter, job), "")
     if reason:
         return None, f"{adapter.source or 'an adapter'} trains adapters, which are not modelled {reason}"
@@ -32,10 +42,13 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
             f"a rank of {adapter.rank} cannot be split over {job.parallel.tensor} tensor-parallel ranks",
             f"use a multiple of {job.parallel.tensor}",
         )
+    targets = _targets(adapter, job.model)
+    _refuse(adapter, targets, job.model)
     return (
         AdapterSpec(
             rank=adapter.rank,
-            targets=_targets(adapter, job.model),
+            targets=targets,
+            method=_METHODS[adapter.kind],
             per_expert=adapter.share_expert_adapters is False and job.model.moe is not None,
             layers=adapter.layers,
             dropout=adapter.dropout > 0,
@@ -44,12 +57,49 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
     )
 
 
+def _of_whole_layers(adapter: Adapter) -> Adapter:
+    """Canonical LoRA with the names of layers instead of those of their parts. Raises InputError if it has only some of them.
+
+    Source: `CanonicalLoRA.__post_init__` and `LoRALinearSplitQKV.forward` of Megatron-Bridge, which calls all adapters of a layer.
+    """
+    if adapter.kind != "canonical_lora":
+        return adapter
+    names = set(adapter.targets)
+    for layer, parts in _PARTS.items():
+        given = names & set(parts)
+        if layer in names:
+            fault = f"canonical LoRA of Megatron-Bridge refuses {layer}, whose parts have adapters of their own"
+            raise InputError(adapter.source, fault, f"write {', '.join(parts)}")
+        if given and len(given) < len(parts):
+            missing = ", ".join(each for each in parts if each not in given)
+            fault = f"canonical LoRA of Megatron-Bridge calls the adapters of all parts of {layer}, and {missing} has none"
+            raise InputError(adapter.source, fault, f"add {missing} to its target_modules, or leave out {', '.join(sorted(given))}")
+        names = names - given | ({layer} if given else set())
+    return replace(adapter, targets=tuple(sorted(names)))
+
+
+def _refuse(adapter: Adapter, targets: tuple[AdapterTarget, ...], model: ModelSpec) -> None:
+    """Raises InputError for adapters with which the framework fails in the first forward.
+
+    Source: `DoRALinear._get_weight_norm`, which reads one weight of a layer, and `LoRALinearSplitQKV._interleave_qkv`.
+    """
+    experts = {"linear_fc1", "linear_fc2"} & set(targets)
+    if adapter.kind == "dora" and model.moe is not None and experts:
+        fault = f"DoRA of Megatron-Bridge fails beside grouped experts ({', '.join(sorted(experts))}), which have no single weight"
+        raise InputError(adapter.source, fault, "write peft.target_modules=[linear_qkv,linear_proj], or use LoRA")
+    if adapter.kind == "canonical_lora" and model.output_gate and "linear_qkv" in targets:
+        fault = "canonical LoRA of Megatron-Bridge has no adapter for the gate of attention outputs (attention_output_gate)"
+        raise InputError(adapter.source, fault, "leave out linear_q, linear_k and linear_v, or use LoRA")
+
+
 def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     """Fragments of a sentence: in which launches adapters are not modelled."""
     model, parallel, flags, fp8 = job.model, job.parallel, job.flags, job.precision.fp8
     targets = _targets(adapter, model)
-    if adapter.kind != "lora":
+    if adapter.kind not in _METHODS:
         yield f"as {adapter.kind.replace('_', ' ')}" if adapter.kind != "other" else "other than as LoRA"
+    if adapter.kind == "dora":
+        yield from _not_modelled_with_magnitudes(adapter, targets)
     if adapter.also_trained:
         yield f"with other trained modules ({', '.join(adapter.also_trained)})"
     if adapter.excluded:
@@ -83,6 +133,14 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
         "with layers of Megatron itself": model.implementation != "transformer_engine",
     }
     yield from (reason for reason, applies in reasons.items() if applies)
+
+
+def _not_modelled_with_magnitudes(adapter: Adapter, targets: tuple[AdapterTarget, ...]) -> Iterator[str]:
+    others = [each for each in targets if each not in _OF_DORA]
+    if adapter.dropout:
+        yield "as DoRA with dropout"
+    if others:
+        yield f"as DoRA beside {', '.join(others)}"
 
 
 def _runs_in_fp8(adapter: Adapter) -> bool:

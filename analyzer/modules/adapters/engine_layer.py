@@ -89,7 +89,7 @@ class EngineAdaptedLayer(AdaptedLayer):
             name="linear_out",
             kind=ModuleKind.ADAPTER_ENGINE_OUT,
             parameters=(self._weight_of((n, rank), full),),
-            saved=(self._of_rank("input", made_in=f"{self.path}.adapter.linear_in"),),
+            saved=(self._of_rank("input", made_in=f"{self._inside}.linear_in"),),
             forward_workspace=(*gathered, replace(self._output, name="output")),
             backward_workspace=(
                 replace(self._output, name="output gradient"),

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from analyzer.modules.adapters.canonical_layer import CanonicalLayer
 from analyzer.modules.adapters.engine_layer import EngineAdaptedLayer
 from analyzer.modules.adapters.layer import AdaptedLayer
+from analyzer.modules.adapters.scaled_layer import ScaledLayer
 from analyzer.modules.freezing import frozen, with_owners, without_weight_gradients
 from analyzer.modules.inputs import ModuleInputs
 from analyzer.modules.kinds import ADAPTER_PROJECTIONS, LINEAR, ModuleKind
@@ -19,9 +21,13 @@ from analyzer.modules.moe.experts import with_constant_probabilities
 from analyzer.modules.moe.shared_experts import gate_of_constant_score
 from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import MODEL_PATH, Module
-from analyzer.specs.adapters import AdapterLayers, AdapterSpec
+from analyzer.specs.adapters import AdapterMethod, AdapterSpec
 
-_LAYERS: Final[dict[AdapterLayers, type[AdaptedLayer]]] = {"megatron": AdaptedLayer, "transformer_engine": EngineAdaptedLayer}
+_METHODS: Final[dict[AdapterMethod, type[AdaptedLayer]]] = {
+    "lora": AdaptedLayer,
+    "canonical": CanonicalLayer,
+    "dora": ScaledLayer,
+}
 _OUTSIDE_LAYERS: Final = frozenset({ModuleKind.BATCH, ModuleKind.LOSS})
 _OF_TOKENS: Final = ("embedding", "enorm")
 """Modules of an MTP depth that read nothing but the tokens and the embedding, which is frozen."""
@@ -135,7 +141,8 @@ class _Insertion:
 
     def _child(self, before: Module, after: Module, plain: Module, first: bool, path: str) -> tuple[tuple[Module, ...], bool]:
         if self.adapts(before):
-            layer = _LAYERS[self.adapters.layers](self.shapes, before, plain, self.adapters, not first, path)
+            kind = _METHODS[self.adapters.method] if self.adapters.layers == "megatron" else EngineAdaptedLayer
+            layer = kind(self.shapes, before, plain, self.adapters, not first, path)
             return layer.modules(frozen(before, input_gradient=False) if first else after), False
         if before.children:
             child, first = self.into(before, after, plain, first, f"{path}." if path else "")

@@ -137,7 +137,7 @@ class AdaptedLayer:
     def _output(self) -> Tensor:
         if self._splits_input and not self._of_experts:
             return self.shapes.hidden("output", gathered=self._exchanged_outside)
-        return self._local("output", self._weight.shape[-2], "n/t")
+        return self._local("output", self._rows, "n/t")
 
     def modules(self, base: Module) -> tuple[Module, ...]:
         """The frozen layer and its adapter. Gradients of both inputs are added after the backward of the layer."""
@@ -148,7 +148,7 @@ class AdaptedLayer:
             kind=ModuleKind.ADAPTER,
             forward_workspace=(replace(self._output, name="output of the frozen layer"), *self._referenced()),
             backward_workspace=(gradient,),
-            children=(*self._dropout(), self._into(), self._out_of(), self._sum()),
+            children=self._children(),
             source="LoRALinear",
         )
         if self._weight.quantized and self._fused and self.shapes.sp and not self._reads_shard:
@@ -164,6 +164,24 @@ class AdaptedLayer:
         copies = tuple(replace(each, name=f"{each.name}, not freed") for each in kept if self._weight.quantized)
         workspace = (*base.backward_workspace, own, *summed, *copies)
         return replace(base, saved=(*base.saved, *kept), backward_workspace=workspace), adapter
+
+    def _children(self) -> tuple[Module, ...]:
+        return (*self._dropout(), self._into(), self._out_of(), self._sum())
+
+    @property
+    def _inside(self) -> str:
+        """The path of the adapter, relative to the layer."""
+        return f"{self.path}.adapter"
+
+    @property
+    def _rows(self) -> int:
+        """Elements of its output on this rank."""
+        return self._weight.shape[-2]
+
+    @property
+    def _all_rows(self) -> int:
+        """Elements of its output on all ranks."""
+        return (self._weight.full_shape or self._weight.shape)[-2]
 
     def _gathers_in_16_bit(self, base: Module) -> tuple[Collective, ...]:
         """The collectives of a layer that returns the gathered output of its norm: this is gathered before it is quantized.
@@ -191,7 +209,7 @@ class AdaptedLayer:
     def _saved(self) -> tuple[Tensor, ...]:
         """What the first projection saves: the tensor that the trained layer would save, complete, or the output of the dropout."""
         if self.adapters.dropout:
-            return (replace(self._read(), name="input after dropout", made_in=f"{self.path}.adapter.dropout"),)
+            return (replace(self._read(), name="input after dropout", made_in=f"{self._inside}.dropout"),)
         read = next((each for each in self.plain.saved if each.for_weight), None)
         if read is None:  # a norm that is computed again keeps it
             read = next(each for each in self.plain.saved if each.name == "input")
@@ -253,22 +271,22 @@ class AdaptedLayer:
     def _out_of(self) -> Module:
         """The projection from the rank. Beside a layer with a complete output its output is gathered."""
         shapes, rank = self.shapes, self.adapters.rank
-        n = self._weight.shape[-2] if self._splits_output else self._weight.shape[-2] // self._tensor_size
-        own = self._parameter((n, rank), ((self._weight.full_shape or self._weight.shape)[-2], rank))
+        n = self._rows if self._splits_output else self._rows // self._tensor_size
+        own = self._parameter((n, rank), (self._all_rows, rank))
         part = self._local("part of the output", n, "n/t")
         gathers = not self._splits_output and self._tensor_size > 1
         scatters = gathers and self._splits_input and self._exchanges
-        whole = self._local("gathered output", self._weight.shape[-2], "n")
-        calls = [*(self._calls("all_gather", "forward", width=self._weight.shape[-2]) if gathers else ())]
+        whole = self._local("gathered output", self._rows, "n")
+        calls = [*(self._calls("all_gather", "forward", width=self._rows) if gathers else ())]
         if scatters:
-            calls += self._calls("all_gather", "backward", width=self._weight.shape[-2])
+            calls += self._calls("all_gather", "backward", width=self._rows)
         calls += self._calls("all_reduce", "backward", width=rank)
         calls += self._sum_over_experts((n, rank))
         return Module(
             name="linear_out",
             kind=ModuleKind.ADAPTER_OUT,
             parameters=(own,),
-            saved=(self._local("input", rank, "r", made_in=f"{self.path}.adapter.linear_in"),),
+            saved=(self._local("input", rank, "r", made_in=f"{self._inside}.linear_in"),),
             forward_workspace=largest(
                 (part, *((replace(whole, name="outputs of all ranks"), whole) if gathers else ())),
                 (whole, *((shapes.hidden("scattered output"),) if scatters else ())) if gathers else (),

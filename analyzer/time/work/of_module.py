@@ -13,7 +13,7 @@ from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.time.work import elementwise, experts
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
-from analyzer.time.work.kernels import NO_WORK, MemoryBound, Work
+from analyzer.time.work.kernels import NO_WORK, Gemm, MemoryBound, Work
 from analyzer.time.work.linear import gemms, grouped_linear, joined, linear, own_weight, weight_of
 
 _OF_INPUTS: Final = frozenset({"data gradient"})
@@ -155,6 +155,34 @@ def _adapter_sum(module: Module, context: WorkContext) -> Work:
     return Work((MemoryBound("adapter output", 5 * size, launches=2),), (MemoryBound("adapter output gradient", 2 * size),))
 
 
+def _adapter_join(module: Module, context: WorkContext) -> Work:
+    """The concatenation by query groups, or of two halves.
+
+    The backward of each slice of a group fills a tensor of the size of its part with zeros, copies the gradient of the slice, and
+    adds the tensor to those of earlier groups.
+    """
+    forward = MemoryBound("outputs of adapters", float(total_bytes(module.forward_workspace)))
+    if not module.backward_workspace:
+        return Work((forward,))
+    groups = context.inputs.model.num_query_groups
+    size = float(total_bytes(module.backward_workspace[:-1]))
+    return Work((forward,), (MemoryBound("gradients of slices", (1 + 3) * groups * size, launches=3 * 3 * groups),))
+
+
+def _adapter_add(module: Module, context: WorkContext) -> Work:
+    del context
+    return Work((MemoryBound("adapter output", 3.0 * module.forward_workspace[-1].bytes),))
+
+
+def _weight_norm(module: Module, context: WorkContext) -> Work:
+    """The product of both projections, its sum with the weight, and the norm of each row. It has no backward."""
+    projection, copy, _ = module.forward_workspace
+    (n, rank), k = projection.shape, copy.shape[1]
+    product = Gemm("forward", n, k, rank, context.precision, output_bytes=context.element_bytes)
+    scaled = MemoryBound("scaled projection", 2.0 * projection.bytes)
+    return Work((scaled, product, MemoryBound("norm of the weight", 4.0 * copy.bytes, launches=2)))
+
+
 FORMULAS: Final[dict[Kernels, Callable[[Module, WorkContext], Work]]] = {
     Kernels.NONE: _none,
     Kernels.LINEAR: linear,
@@ -168,6 +196,9 @@ FORMULAS: Final[dict[Kernels, Callable[[Module, WorkContext], Work]]] = {
     Kernels.PATCHES: _patches,
     Kernels.ADAPTER_PROJECTION: _adapter_projection,
     Kernels.ADAPTER_SUM: _adapter_sum,
+    Kernels.ADAPTER_JOIN: _adapter_join,
+    Kernels.ADAPTER_ADD: _adapter_add,
+    Kernels.ADAPTER_WEIGHT_NORM: _weight_norm,
     Kernels.ROUTER: lambda _, context: experts.router(context),
     Kernels.SHARED_GATE: lambda _, context: experts.shared_gate(context),
     Kernels.DISPATCH: lambda _, context: experts.permutation(context, dispatch=True),

@@ -34,6 +34,25 @@ _SELECTIVE: Final = "--recompute-granularity selective --recompute-modules"
 _TP2: Final = "--tensor-model-parallel-size 2"
 _SP: Final = f"{_TP2} --sequence-parallel"
 
+_METHODS: Final = {
+    "all layers": f"{_LLAMA} --info-lora 64",
+    "attention only": f"{_LLAMA} --info-lora 64:linear_qkv",
+    "fc1": f"{_LLAMA} --info-lora 64:linear_fc1",
+    "fc2": f"{_LLAMA} --info-lora 64:linear_fc2",
+    "gpt": "--info-lora 64 --attention-dropout 0 --hidden-dropout 0",
+    "gpt with dropout": "--info-lora 64",
+    "tp2": f"{_LLAMA} {_TP2} --info-lora 64",
+    "tp2 sp": f"{_LLAMA} {_SP} --info-lora 64",
+    "tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 --info-lora 64",
+    "interleaved": f"{_LLAMA} --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --info-lora 64",
+    "full recompute, tp2 sp": f"{_LLAMA} {_SP} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
+    "--info-lora 64",
+    "selective recompute": f"{_LLAMA} {_SELECTIVE} core_attn mlp --info-lora 64",
+    "fp8, tensorwise, tp2 sp": f"{_LLAMA} {_SP} {_E4M3} tensorwise --info-lora 64",
+    "mtp": f"{_LLAMA} --mtp-num-layers 1 --info-lora 64:linear_qkv,linear_proj",
+}
+"""Layouts of each method other than LoRA."""
+
 ADAPTERS: Final = {
     f"lora, {name}": f"--bf16 --vocab-size 120 {line}"
     for name, line in {
@@ -107,6 +126,15 @@ ADAPTERS: Final = {
         "fp8, experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_E4M3} blockwise --info-lora 16",
         "fp8, frozen experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_E4M3} blockwise --info-lora 16:linear_qkv,linear_proj",
         "fp8, first and last layers in 16 bit": f"{_LLAMA} {_E4M3} tensorwise --first-last-layers-bf16 --info-lora 16",
+        **{f"{method}, {name}": line for method in ("canonical", "dora") for name, line in _METHODS.items()},
+        "canonical, shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --info-lora 8",
+        "canonical, shared experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 --info-lora 8",
+        "canonical, dropout": f"{_LLAMA} --info-lora 8",
+        "canonical, dropout, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",
+        "canonical, one query group": f"{_LLAMA} --num-query-groups 1 --info-lora 8",
+        "canonical, overlapped shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --moe-shared-expert-overlap --info-lora 8",
+        "dora, frozen experts": f"{_LLAMA} {_EXPERTS} --info-lora 8:linear_qkv,linear_proj",
+        "dora, latent attention": f"{_LATENT} --info-lora 64:linear_proj,linear_fc1",
         "engine": f"{_LLAMA} --info-lora 8",
         "engine, tp2": f"{_LLAMA} {_TP2} --info-lora 8",
         "engine, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",
@@ -127,7 +155,7 @@ ADAPTERS: Final = {
     }.items()
 }
 
-HELD_BY_GRAPH: Final = {name for name in ADAPTERS if "full recompute, " in name or name.startswith("lora, engine")}
+HELD_BY_GRAPH: Final = {name for name in ADAPTERS if "full recompute" in name or name.startswith("lora, engine")}
 """With several microbatches, the graph of a microbatch references the input of its first layer until the next forward, because this
 is a leaf that gets a gradient: it is recorded as a tensor that stays."""
 
@@ -136,5 +164,8 @@ def adapter_fields(name: str) -> dict[str, Any]:
     """Fields of `AdapterSpec` that no option sets: frameworks set them."""
     if name.startswith("lora, engine"):
         return {"layers": "transformer_engine", "per_expert": True, "dropout": "dropout" in name}
+    method = name.split(", ")[1]
+    if method in ("canonical", "dora"):
+        return {"method": method, "dropout": "lora, canonical, dropout" in name}
     fields = {"lora, dropout": "dropout", "lora, each expert": "per_expert"}
     return {field: True for begin, field in fields.items() if name.startswith(begin)}
