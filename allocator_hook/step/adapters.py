@@ -26,7 +26,7 @@ def add_adapters(job: TrainingJob, config: Any, model: Any) -> None:
         if name.rpartition(".")[2] in adapters.targets:
             _add_adapter(name, module, adapters, config)
     if config.recompute_method is not None or adapters.layers == "transformer_engine":
-        model.decoder.forward = partial(_with_input_gradient, model.decoder.forward)
+        model.decoder.forward = partial(with_input_gradient, model.decoder.forward)
 
 
 def _add_adapter(path: str, layer: Any, adapters: AdapterSpec, config: Any) -> None:
@@ -131,7 +131,7 @@ def _weight_norm(layer: Any) -> Any:
     return torch.linalg.norm(weight, dim=1).to(weight.dtype).detach()
 
 
-def _with_input_gradient(forward: Any, hidden_states: Any, *args: Any, **keywords: Any) -> Any:
+def with_input_gradient(forward: Any, hidden_states: Any, *args: Any, **keywords: Any) -> Any:
     """`maybe_enable_recompute_inputs_grad`: autograd calls checkpoints only if an input needs a gradient.
 
     `GPTModel._preprocess` of mcore-bridge, which ms-swift uses, requests one without checkpoints too.

@@ -14,6 +14,7 @@ from allocator_hook.step.config import starts_from_meta
 from allocator_hook.step.families.bert import bert_module
 from allocator_hook.step.families.llava import llava_module
 from allocator_hook.step.families.t5 import t5_module
+from allocator_hook.step.freezing import freeze_parameters
 from allocator_hook.step.hybrid import hybrid_model
 from allocator_hook.step.language_model import language_model
 from allocator_hook.step.muon import buffer_layout
@@ -96,6 +97,7 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
         build = _BUILDERS[job.model.family] if job.model.hybrid is None else hybrid_model
         module = build(job, config, pre_process=first, post_process=last, virtual_stage=virtual_stage)
     add_adapters(job, config, module)
+    freeze_parameters(job, module)
     module.model_type = _encoder_or_decoder()
     for parameter in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)

@@ -18,13 +18,15 @@ READ: Final[dict[str, frozenset[str]]] = {
         "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "
         "linear_attention sparse_attention output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
-        "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters".split()
+        "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters "
+        "frozen_parameters".split()
     ),
     "VisionSpec": frozenset(
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
         "tiles text_length causal_encoder recompute separate_fields pixel_shuffle".split()
     ),
     "AdapterSpec": frozenset("rank targets per_expert layers method dropout".split()),
+    "FreezeSpec": frozenset("prefixes pattern ratio trained_prefixes trained_pattern".split()),
     "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss".split()),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(
@@ -70,7 +72,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "cuda_device_max_connections use_cpu_initialization empty_unused_memory_level data_parallel_random_init "
         "allocator_config overlap_moe_expert_parallel_comm early_attention_backward delay_wgrad_compute".split()
     ),
-    "FineTuning": frozenset({"adapter"}),
+    "FineTuning": frozenset({"adapter", "freezing"}),
     "Adapter": frozenset("kind rank alpha targets dropout adapter_dtype base_dtype share_expert_adapters layers source".split()),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),

@@ -160,16 +160,24 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     if tuning is ALL_PARAMETERS:
         return job
     from analyzer.launch.derive.adapters import adapter_spec  # imported for fine-tuning only
+    from analyzer.launch.derive.freezing import freeze_spec
 
     adapters, reason = adapter_spec(tuning.adapter, job)
-    withheld = dict.fromkeys([*job.withheld, *([reason] if reason else []), *tuning.not_counted(pipeline=job.parallel.pipeline)])
+    frozen, counted = freeze_spec(tuning, job)
+    reasons = [each for each in (reason, counted) if each]
+    withheld = dict.fromkeys([*job.withheld, *reasons, *tuning.not_counted(pipeline=job.parallel.pipeline)])
     if adapters is not None:
         launch.assume(
             f"{_METHODS[adapters.method]} adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as "
             f"those of {_FRAMEWORKS[adapters.layers]}. "
             "All other weights are frozen. TFLOP/s and MFU count their gradients too, which are not computed, as Megatron does."
         )
-    return replace(job, model=replace(job.model, adapters=adapters), withheld=tuple(withheld))
+    if frozen is not None:
+        launch.assume(
+            f"Parameters that {', '.join(tuning.frozen)} freezes have no gradients and no optimizer states. TFLOP/s and MFU count "
+            "their gradients too, which are not computed, as Megatron does."
+        )
+    return replace(job, model=replace(job.model, adapters=adapters, frozen_parameters=frozen), withheld=tuple(withheld))
 
 
 def _state_elastic(launch: LaunchInput, world: World) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from analyzer.layout.stages import Chunk
+from analyzer.modules.tree import parameters
 from analyzer.passes.deferred_output_gradients import deferring_microbatches
 from analyzer.program.schedule.iteration import Iteration
 from analyzer.program.schedule.messages import Ring
@@ -90,5 +91,9 @@ def ends_of(chunks: Sequence[Chunk], *, leaf: bool = False) -> Ends:
 
 def has_leaf_input(job: TrainingJob) -> bool:
     """Whether the input of the first layer is a leaf of autograd that gets a gradient: the output of a frozen embedding."""
-    adapters = job.model.adapters
+    adapters, chosen = job.model.adapters, job.model.frozen_parameters
+    if chosen is not None:
+        from analyzer.passes.stages import stage_models
+
+        return next(parameters(stage_models(job)[0].trees[0])).frozen
     return adapters is not None and adapters.request_input_gradient(checkpoints=job.recompute.granularity == "full")

@@ -74,11 +74,19 @@ def without_weight_gradients(module: Module) -> Module:
     """
     if module.kind is ModuleKind.EXPERTS:
         return _frozen_experts(module)
+    return replace(
+        without_own_weight_gradients(module),
+        parameters=tuple(replace(each, frozen=True) for each in module.parameters),
+        children=tuple(without_weight_gradients(child) for child in module.children),
+    )
+
+
+def without_own_weight_gradients(module: Module) -> Module:
+    """The same without a change of its children and of its parameters."""
     read = _read_for_weights(module)
     held = module.kind is ModuleKind.OUTPUT_LAYER
     return replace(
         module,
-        parameters=tuple(replace(each, frozen=True) for each in module.parameters),
         saved=_not_for_weight(module.saved),
         forward_workspace=module.forward_workspace if held else (*module.forward_workspace, *read),
         forward_held=(*module.forward_held, *read) if held else module.forward_held,
@@ -86,7 +94,6 @@ def without_weight_gradients(module: Module) -> Module:
         waiting=(),
         frozen=True,
         collectives=tuple(each for each in module.collectives if not each.for_weight),
-        children=tuple(without_weight_gradients(child) for child in module.children),
     )
 
 

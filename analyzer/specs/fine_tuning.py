@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from analyzer.specs.adapters import AdapterLayers
+from analyzer.specs.freezing import FreezeSpec
 
 AdapterKind = Literal["lora", "canonical_lora", "dora", "vlm_lora", "other"]
 Objective = Literal["language model", "preference", "reward", "distillation", "reinforcement", "classification"]
@@ -114,6 +115,8 @@ class FineTuning:
     adapter: Adapter | None = None
     frozen: tuple[str, ...] = ()
     """Parts whose parameters are not trained, as the launch names them."""
+    freezing: FreezeSpec | None = None
+    """The same by names of parameters, where the launch has them."""
     phases: tuple[Phase, ...] = ()
     sequences_per_sample: int = 1
     """Sequences that the model reads for each sample: 2 for DPO, which compares a chosen and a rejected one."""
@@ -130,7 +133,7 @@ class FineTuning:
 
         `pipeline`: stages of the pipeline, between which a reference model sends messages too.
         """
-        if self.frozen:
+        if self.frozen and self.freezing is None:
             parts = ", ".join(self.frozen)
             yield f"{parts} freeze{'s' if len(self.frozen) == 1 else ''} parameters, which are counted as trained ones"
         method = f" ({self.method})" if self.method else ""

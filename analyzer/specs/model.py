@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from analyzer.specs.adapters import AdapterSpec
+from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.moe import MoeSpec
 
 Family = Literal["gpt", "bert", "t5", "llava", "mimo"]
@@ -316,6 +317,8 @@ class ModelSpec:
     """Parts whose weights are not trained, in the order of `FROZEN_PARTS`."""
     adapters: AdapterSpec | None = None
     """Adapters, which are trained in place of all other weights."""
+    frozen_parameters: FreezeSpec | None = None
+    """Parameters of a GPT that are not trained."""
 
     @property
     def final_norm(self) -> str:

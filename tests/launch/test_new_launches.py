@@ -78,9 +78,46 @@ def test_supervised_training_of_adapters_has_a_verdict() -> None:
 def test_parameters_are_frozen_by_name_in_a_training_of_all_parameters_only(tuner: str, frozen: bool) -> None:
     """`prepare_mcore_model` of ms-swift (swift/megatron/utils/utils.py) reads these options for `--tuner_type full`."""
     line = f"--nproc-per-node 8 --tuner_type {tuner} --freeze_parameters decoder.layers.0. --model Qwen/Qwen3-8B --max_length 2048"
-    reasons = [reason for reason in launch(line).withheld if "freeze" in reason]
-    assert len(reasons) == frozen
-    assert all(reason.startswith("--freeze_parameters freezes parameters") for reason in reasons)
+    job = launch(line)
+    assert not any("freeze" in reason for reason in job.withheld)
+    assert (job.model.frozen_parameters is not None) == frozen
+
+
+def test_frozen_parameters_have_no_gradients_and_states() -> None:
+    """By hand for Qwen3-8B on one GPU, of whose 36 layers of 192,946,432 parameters the last one is trained, without its norms."""
+    line = (
+        "--nproc-per-node 1 --tuner_type full --freeze_parameters_ratio 1 --trainable_parameters decoder.layers.35.mlp "
+        "--trainable_parameters_regex layers.35.*linear_proj --model Qwen/Qwen3-8B --max_length 2048 --info-gpu-memory 200GiB"
+    )
+    memory = analyze(line.split(), environ={}, folder=Path("/nowhere")).ranks[0].memory
+    trained = 3 * 4096 * 12288 + 4096 + 4096 * 4096
+    rounded = 36 * 2 * 256  # those of the norms of queries and keys have 256 bytes, and an allocation has 512
+    assert memory.parameters_bytes == 2 * 8_190_735_360 + rounded
+    assert memory.gradients_bytes == 4 * trained
+    assert memory.optimizer_bytes == 12 * trained
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("--freeze_parameters decoder.layers.0. --mtp_num_layers 1", "not modelled with MTP layers"),
+        ("--freeze_parameters embedding --cuda_graph_impl local", "not modelled with CUDA graphs"),
+        ("--freeze_parameters_regex experts.*weight3", "not modelled for single experts"),
+    ],
+)
+def test_there_is_no_verdict_where_frozen_parameters_are_not_modelled(line: str, reason: str) -> None:
+    job = launch(f"--nproc-per-node 8 --tuner_type full --model Qwen/Qwen3-8B --max_length 2048 {line}")
+    assert job.model.frozen_parameters is None
+    assert any(reason in each for each in job.withheld)
+
+
+def test_a_ratio_is_refused_with_pipeline_stages() -> None:
+    """`MegatronTunerMixin.__post_init__` of ms-swift."""
+    line = (
+        "--nproc-per-node 8 --freeze_parameters_ratio 0.5 --model Qwen/Qwen3-8B --max_length 2048 --pipeline_model_parallel_size 2"
+    )
+    with pytest.raises(InputError, match="ms-swift refuses it with 2 pipeline stages"):
+        launch(line)
 
 
 def test_trained_embeddings_beside_adapters_get_no_verdict() -> None:

@@ -20,6 +20,7 @@ from analyzer.specs.fine_tuning import (
     Phase,
     StatePart,
 )
+from analyzer.specs.freezing import FreezeSpec
 from analyzer.units import MIB, natural, share_of
 
 SWIFT: Final = "ms-swift"
@@ -73,15 +74,32 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
         phases = tuple(_phases_of_swift(launch, adapters=adapter is not None))
     flags = _FROZEN if adapter is None else ()
     frozen = tuple(flag for flag in flags if launch.has(flag) and (launch.word(flag) or "").lower() not in _FALSE)
+    freezing = _freezing(launch) if frozen else None
     return FineTuning(
         objective=objective,
         method=method,
         adapter=adapter,
         frozen=frozen,
+        freezing=freezing,
         phases=phases,
         sequences_per_sample=2 if kind in PAIRED else 1,
         longest_counted=launch.has("--max_length") and not _true(launch, "--packing"),
     )
+
+
+def _freezing(launch: LaunchOptions) -> FreezeSpec:
+    """What `freeze_parameters` and `activate_parameters` freeze. The parts of a multimodal model have its name before theirs."""
+    return FreezeSpec(
+        prefixes=_names(launch, "--freeze_parameters"),
+        pattern=launch.word("--freeze_parameters_regex") or "",
+        ratio=_number(launch.word("--freeze_parameters_ratio"), 0.0),
+        trained_prefixes=_names(launch, "--trainable_parameters"),
+        trained_pattern=launch.word("--trainable_parameters_regex") or "",
+    )
+
+
+def _names(launch: LaunchOptions, flag: str) -> tuple[str, ...]:
+    return tuple(each.removeprefix("language_model.") for each in launch.fork.get(flag, ()) if each.lower() not in _FALSE)
 
 
 def _phases_of_swift(launch: LaunchOptions, *, adapters: bool) -> Iterator[Phase]:

@@ -134,6 +134,11 @@ def chunk_modules(inputs: ModuleInputs, kind: ChunkKind) -> ModuleRuns | None:
 
 def _parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     parts = parts_function(inputs.model.family)(inputs, kind)
+    if inputs.model.frozen_parameters is not None:
+        from analyzer.modules.partly_frozen import with_frozen_parameters
+
+        others = replace(inputs, model=replace(inputs.model, frozen=("language_model",)))
+        return with_frozen_parameters(parts, inputs.model, of_frozen_experts=gpt_parts(others, kind))
     if inputs.model.adapters is None:
         return parts
     from analyzer.modules.adapters.insertion import with_adapters

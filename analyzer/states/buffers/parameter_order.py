@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from analyzer.modules.kinds import MOE_LATENT_PROJECTIONS, ModuleKind
+from analyzer.modules.creation_order import children_in_order
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, Parameter
 
 
@@ -108,57 +109,9 @@ def creation_order(tree: Module) -> Iterator[Parameter]:
 
 
 def modules_in_order(tree: Module) -> Iterator[Module]:
-    """Modules of a chunk in the order in which their parameters are listed.
-
-    This is the order of the tree, except for the parts of attention and of MoE layers (`Attention.__init__`,
-    `MultiLatentAttention.__init__`, `MLASelfAttention.__init__` and `MoELayer.__init__` in megatron/core/transformer, 0.16.1).
-    """
+    """Modules of a chunk in the order in which their parameters are listed."""
     if tree.repeats:
         return
     yield tree
-    children: Sequence[Module] = tree.children
-    if tree.kind is ModuleKind.ATTENTION:
-        linear = any(child.kind is ModuleKind.LINEAR_ATTENTION_INPUT for child in children)  # created in the order of execution
-        children = children if linear else _after_their_layers(children)
-    elif any(child.kind is ModuleKind.ROUTER for child in children):
-        children = sorted(children, key=_place_in_moe_layer)
-    for child in children:
+    for child in children_in_order(tree):
         yield from modules_in_order(child)
-
-
-def _after_their_layers(children: Sequence[Module]) -> list[Module]:
-    """The parts of attention in the order of their creation. An adapter is part of the layer before it."""
-    groups: list[list[Module]] = []
-    for child in children:
-        if child.kind is ModuleKind.ADAPTER:
-            groups[-1].append(child)
-        else:
-            groups.append([child])
-    return [each for group in sorted(groups, key=lambda group: _place_in_attention(group[0])) for each in group]
-
-
-_ATTENTION: Final = {
-    ModuleKind.ATTENTION_KERNEL: 0,
-    ModuleKind.ATTENTION_KERNEL_CHECKPOINT: 0,
-    ModuleKind.ATTENTION_OUTPUT: 1,
-    ModuleKind.QKV: 2,
-    ModuleKind.Q_PROJECTION: 2,
-    ModuleKind.Q_DOWN: 2,
-    ModuleKind.Q_UP: 3,
-    ModuleKind.KV_DOWN: 4,
-    ModuleKind.KV_PROJECTION: 3,
-    ModuleKind.KV_UP: 5,
-}
-"""The order of the parts of attention. Separate norms are last."""
-
-
-def _place_in_attention(module: Module) -> int:
-    return _ATTENTION.get(module.kind, len(_ATTENTION))
-
-
-def _place_in_moe_layer(module: Module) -> int:
-    if module.kind is ModuleKind.ROUTER:
-        return 0
-    if module.kind in MOE_LATENT_PROJECTIONS:
-        return 1
-    return 3 if module.kind is ModuleKind.SHARED_EXPERTS else 2

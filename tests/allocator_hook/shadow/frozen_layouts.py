@@ -1,0 +1,64 @@
+"""Layouts with frozen parameters (`FreezeSpec`) for the comparison of the formulas with megatron-core."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from analyzer.specs.freezing import FreezeSpec
+
+_LLAMA: Final = (
+    "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --group-query-attention "
+    "--num-query-groups 4 --position-embedding-type rope --attention-dropout 0 --hidden-dropout 0"
+)
+_EXPERTS: Final = (
+    "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-grouped-gemm --expert-model-parallel-size 4 "
+    "--moe-ffn-hidden-size 512 --moe-shared-expert-intermediate-size 512"
+)
+_LATENT: Final = (
+    "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope "
+    "--no-rope-fusion --attention-dropout 0 --hidden-dropout 0 --qk-layernorm --multi-latent-attention --kv-lora-rank 64 "
+    "--qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 --q-lora-rank 192"
+)
+_FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
+_SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
+_EARLY: Final = FreezeSpec(prefixes=("embedding", "decoder.layers.0.", "decoder.layers.1."))
+_ATTENTION: Final = FreezeSpec(pattern=r"self_attention")
+_SPECS: Final = {
+    "embedding": (f"{_LLAMA}", FreezeSpec(prefixes=("embedding",))),
+    "embedding, tied": (f"{_LLAMA.replace('--untie-embeddings-and-output-weights', '')}", FreezeSpec(prefixes=("embedding",))),
+    "output layer": (f"{_LLAMA}", FreezeSpec(prefixes=("output_layer",))),
+    "early layers": (f"{_LLAMA}", _EARLY),
+    "early layers, tp2 sp": (f"{_LLAMA} {_SP}", _EARLY),
+    "early layers, full recompute": (f"{_LLAMA} {_FULL} 1", _EARLY),
+    "early layers, two in a checkpoint": (f"{_LLAMA} {_FULL} 2", FreezeSpec(prefixes=("embedding", "decoder.layers.0."))),
+    "first layer of each stage, pp2": (f"{_LLAMA} --pipeline-model-parallel-size 2", FreezeSpec(prefixes=("decoder.layers.0.",))),
+    "attention": (f"{_LLAMA}", _ATTENTION),
+    "attention, tp2 pp2 sp": (f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2", _ATTENTION),
+    "attention, interleaved": (
+        f"{_LLAMA} --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
+        _ATTENTION,
+    ),
+    "attention, selective recompute": (
+        f"{_LLAMA} --recompute-granularity selective --recompute-modules core_attn mlp",
+        _ATTENTION,
+    ),
+    "all but attention": (f"{_LLAMA}", FreezeSpec(prefixes=("",), trained_pattern=r"self_attention")),
+    "feed-forward": (f"{_LLAMA}", FreezeSpec(pattern=r"\.mlp\.")),
+    "first projections": (f"{_LLAMA}", FreezeSpec(pattern=r"linear_(qkv|fc1)\.weight")),
+    "norms": (f"{_LLAMA}", FreezeSpec(pattern=r"norm")),
+    "ratio": (f"{_LLAMA}", FreezeSpec(ratio=0.6)),
+    "ratio, but norms": (f"{_LLAMA} {_SP}", FreezeSpec(ratio=0.7, trained_pattern=r"norm")),
+    "gpt with dropout": ("", _EARLY),
+    "experts": (f"{_LLAMA} {_EXPERTS}", FreezeSpec(pattern=r"\.experts\.")),
+    "experts, tp2 sp": (f"{_LLAMA} {_EXPERTS} {_SP} --expert-tensor-parallel-size 1", FreezeSpec(pattern=r"\.experts\.")),
+    "all but experts": (f"{_LLAMA} {_EXPERTS}", FreezeSpec(prefixes=("",), trained_pattern=r"\.experts\.")),
+    "all but the last layer, experts": (f"{_LLAMA} {_EXPERTS}", FreezeSpec(prefixes=("",), trained_prefixes=("decoder.layers.3",))),
+    "experts of two layers": (f"{_LLAMA} {_EXPERTS}", FreezeSpec(pattern=r"layers\.[23].*\.experts\.")),
+    "routers": (f"{_LLAMA} {_EXPERTS}", FreezeSpec(pattern=r"router")),
+    "latent attention": (f"{_LATENT}", _ATTENTION),
+    "early layers, latent attention and experts": (f"{_LATENT} {_EXPERTS}", _EARLY),
+}
+FROZEN: Final = {f"frozen, {name}": f"--bf16 --vocab-size 120 {line}" for name, (line, _) in _SPECS.items()}
+FROZEN_PARAMETERS: Final = {f"frozen, {name}": spec for name, (_, spec) in _SPECS.items()}
+HELD_BY_LEAF: Final = {name for name, spec in FROZEN_PARAMETERS.items() if spec.prefixes or spec.ratio}
+"""The graph of a microbatch references the output of the frozen embedding until the next forward (`HELD_BY_GRAPH`)."""
