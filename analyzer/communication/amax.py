@@ -58,7 +58,7 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
             )
     if casts_to_stored_fp8(job):
         values: Counter[str] = Counter()
-        for parameter in quantized(stage.trees):
+        for parameter in (each for each in quantized(stage.trees) if not each.frozen):
             values[_shard_group(job, parameter)] += _amax_values(job, parameter)
         for group, count in values.items():
             yield Call(

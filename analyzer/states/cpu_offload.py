@@ -18,7 +18,7 @@ from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import OffloadSpec, TrainingJob
 from analyzer.states.buffers.gradient_buffers import Buffer, parameters_by_buffer
-from analyzer.states.buffers.parameter_order import creation_order, has_weight_decay, numel_of
+from analyzer.states.buffers.parameter_order import creation_order, has_weight_decay, trained_numel
 from analyzer.states.record import StartPeak, States
 from analyzer.states.replicas import group_by_states
 from analyzer.units import BLOCK, round_up
@@ -123,7 +123,7 @@ def pieces_on_gpu(job: TrainingJob, stage: StageModel, buffers: StageBuffers, me
 
 
 def _unsharded_on_gpu(job: TrainingJob, trees: Sequence[Module]) -> Iterator[Piece]:
-    listed = [parameter for tree in trees for parameter in creation_order(tree)]
+    listed = [parameter for tree in trees for parameter in creation_order(tree) if not parameter.frozen]
     for expert in (False, True):
         pieces = [
             piece
@@ -157,7 +157,7 @@ def host_bytes(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> Ho
     pinned_weights = [4 * piece.numel for piece in pieces if piece.dtype == "fp32"]
     pinned = sum(map(_power_of_two, pinned_weights)) + (sum(map(_power_of_two, full)) if offload.pinned_gradients else 0)
     pageable = sum(full) - sum(pinned_weights) + 2 * sum(full) + (0 if offload.pinned_gradients else sum(full))
-    total = sum(numel_of(tree) for tree in stage.trees)
+    total = sum(trained_numel(tree) for tree in stage.trees)
     on_gpu = sum(piece.numel for piece in _unsharded_on_gpu(job, stage.trees))
     return HostBytes(pageable=pageable, pinned=pinned, during_creation=4 * (total - on_gpu))
 

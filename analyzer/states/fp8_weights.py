@@ -119,10 +119,12 @@ def _sum_of_quantized(module: Module, size: Callable[[Parameter], int]) -> int:
 
 
 def _separate_bytes(module: Module) -> int:
-    """Bytes of the parameters in 16 bit, each in an allocation of its own."""
-    return sum_of_parameters(
-        module, lambda parameter: 0 if parameter.quantized else round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK)
-    )
+    """Bytes of the trained parameters in 16 bit, each in an allocation of its own."""
+
+    def size(parameter: Parameter) -> int:
+        return 0 if parameter.quantized or parameter.frozen else round_up(dtype_bytes(parameter.dtype, parameter.numel), BLOCK)
+
+    return sum_of_parameters(module, size)
 
 
 def _buffered_bytes(module: Module, quantized: int) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from analyzer.layout.groups import RankRanges, pipeline_rank_ranges
 from analyzer.modules.stage import StageModel
-from analyzer.modules.tree import Module
-from analyzer.specs import TrainingJob
+from analyzer.modules.tree import Module, Parameter
+from analyzer.specs import Fp8Recipe, TrainingJob
 from analyzer.states.adam import adam_states
 from analyzer.states.buffers.gradient_buffers import Buffer
 from analyzer.states.buffers.parameter_order import sum_of_parameters
@@ -78,8 +78,10 @@ def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buff
         return sum(tree.derived(_bytes_of_separate_parameters, element) for tree in stage.trees)
     own = (buffer for buffer in buffers if not buffer.gathers_through_gradients)
     total = sum(round_up(dtype_bytes(buffer.parameter_dtype, buffer.numel), BLOCK) for buffer in own)
-    total += sum(tree.derived(_bytes_of_frozen_parameters) for tree in stage.trees)
-    if job.precision.fp8 is not None:
+    fp8 = job.precision.fp8
+    stored = fp8.recipe if fp8 is not None and fp8.stored_parameters else None
+    total += sum(tree.derived(_bytes_of_frozen_parameters, stored) for tree in stage.trees)
+    if fp8 is not None:
         from analyzer.states.fp8_weights import outside_buffer_bytes
 
         total += outside_buffer_bytes(job, [(tree, 1) for tree in stage.trees])
@@ -90,5 +92,16 @@ def _bytes_of_separate_parameters(tree: Module, element: int) -> int:
     return sum_of_parameters(tree, lambda parameter: round_up(element * parameter.numel, BLOCK))
 
 
-def _bytes_of_frozen_parameters(tree: Module) -> int:
-    return sum_of_parameters(tree, lambda each: round_up(dtype_bytes(each.dtype, each.numel), BLOCK) if each.frozen else 0)
+def _bytes_of_frozen_parameters(tree: Module, stored: Fp8Recipe | None) -> int:
+    """Bytes of frozen parameters, which are in no buffer. `stored`: the recipe in which weights are stored.
+
+    Row-wise data of weights in FP8 are counted here, and column-wise ones as those of trained weights; for mxfp8 these have both.
+    """
+
+    def size(each: Parameter) -> int:
+        if not each.frozen or (stored == "mxfp8" and each.quantized):
+            return 0
+        dtype = "fp8" if stored is not None and each.quantized else each.dtype
+        return each.pieces * round_up(dtype_bytes(dtype, each.numel // each.pieces), BLOCK)
+
+    return sum_of_parameters(tree, size)

@@ -94,7 +94,7 @@ def _refuse(adapter: Adapter, targets: tuple[AdapterTarget, ...], model: ModelSp
 
 def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     """Fragments of a sentence: in which launches adapters are not modelled."""
-    model, parallel, flags, fp8 = job.model, job.parallel, job.flags, job.precision.fp8
+    model, parallel, flags, fp8, offload = job.model, job.parallel, job.flags, job.precision.fp8, job.optimizer.offload
     targets = _targets(adapter, model)
     if adapter.kind not in _METHODS:
         yield f"as {adapter.kind.replace('_', ' ')}" if adapter.kind != "other" else "other than as LoRA"
@@ -109,7 +109,7 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     else:
         yield from _not_modelled_in_attention(job, targets)
         if {"linear_fc1", "linear_fc2"} & set(targets):
-            yield from _not_modelled_in_experts(job)
+            yield from _not_modelled_in_experts(job, targets)
     if adapter.base_dtype not in (None, job.precision.parameters):
         yield f"beside weights in {adapter.base_dtype}"
     if adapter.adapter_dtype not in (None, job.precision.parameters):
@@ -119,20 +119,42 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
         "in hybrid models with full recompute": model.hybrid is not None and job.recompute.granularity == "full",
         "with sparse attention": model.sparse_attention is not None,
         "with FP4": fp8 is not None and fp8.recipe == "nvfp4",
-        "with weights stored in FP8": fp8 is not None and fp8.stored_parameters,
+        "as DoRA with weights stored in FP8": fp8 is not None and fp8.stored_parameters and adapter.kind == "dora",
         "of Transformer Engine's layers or of each expert with FP8": fp8 is not None and _runs_in_fp8(adapter),
         "with FP8 and full recompute": fp8 is not None and job.recompute.granularity == "full",
         "with FSDP": job.fsdp is not None,
         "with CUDA graphs": job.graphs is not None,
-        "with activation offloading": job.activation_offload is not None,
-        "with states in host memory": job.optimizer.offload is not None,
+        "with a part of the optimizer states in host memory": offload is not None and offload.fraction < 1,
         "with userbuffers": flags.tp_comm_overlap,
         "with overlapped microbatches": flags.overlap_moe_expert_parallel_comm,
         "with Muon": job.optimizer.muon is not None,
         "with fewer query groups than tensor-parallel ranks": model.num_query_groups < parallel.tensor,
-        "with layers of Megatron itself": model.implementation != "transformer_engine",
+        "with layers of Megatron itself other than those with LayerNorm and without sequence parallelism": _is_local(job),
     }
+    if offloaded := _offloads(job):
+        yield f"with activations of {offloaded} in host memory"
     yield from (reason for reason, applies in reasons.items() if applies)
+
+
+def _is_local(job: TrainingJob) -> bool:
+    """Whether layers of Megatron itself are used in a way that was not compared with adapters."""
+    model = job.model
+    if model.implementation == "transformer_engine":
+        return False
+    compared = model.normalization == "LayerNorm" and model.moe is None and model.mla is None and not job.parallel.sequence_parallel
+    return model.implementation != "local" or not compared
+
+
+_OFFLOADED: Final = frozenset({"core_attn", "attn_norm", "mlp_norm"})
+"""Modules of `--offload-modules` that have no adapters of their own."""
+
+
+def _offloads(job: TrainingJob) -> str:
+    """What is offloaded that adapters read."""
+    spec = job.activation_offload
+    if spec is None:
+        return ""
+    return "whole layers" if spec.layers else " and ".join(sorted(set(spec.modules) - _OFFLOADED))
 
 
 def _not_modelled_with_magnitudes(adapter: Adapter, targets: tuple[AdapterTarget, ...]) -> Iterator[str]:
@@ -159,14 +181,15 @@ def _not_modelled_in_attention(job: TrainingJob, targets: tuple[AdapterTarget, .
         yield "with recomputed up projections"
 
 
-def _not_modelled_in_experts(job: TrainingJob) -> Iterator[str]:
+def _not_modelled_in_experts(job: TrainingJob, targets: tuple[AdapterTarget, ...]) -> Iterator[str]:
     moe = job.model.moe
     if moe is None:
         return
     reasons = {
         "in experts that run one after the other": not moe.grouped_gemm or moe.legacy_grouped_gemm,
         "in experts that are split over tensor-parallel ranks": job.parallel.expert_tensor > 1,
-        "in experts with a recomputed activation": "moe_act" in job.recompute.modules,
+        "in the second layer of experts only, with a recomputed activation": "moe_act" in job.recompute.modules
+        and "linear_fc1" not in targets,
     }
     yield from (reason for reason, applies in reasons.items() if applies)
 

@@ -147,12 +147,15 @@ class AdaptedLayer:
             name=f"{self.base.name}.adapter",
             kind=ModuleKind.ADAPTER,
             forward_workspace=(replace(self._output, name="output of the frozen layer"), *self._referenced()),
-            backward_workspace=(gradient,),
+            backward_workspace=(gradient, *self._recomputed[self.adapters.dropout :]),
             children=self._children(),
             source="LoRALinear",
         )
         if self._weight.quantized and self._fused and self.shapes.sp and not self._reads_shard:
             base = replace(base, collectives=self._gathers_in_16_bit(base))
+        # the adapter alone references the restored input, and its backward runs before
+        restored = self._recomputed[:1]
+        base = replace(base, backward_workspace=tuple(each for each in base.backward_workspace if each not in restored))
         if not self.input_gradient:
             return base, adapter
         own = replace(self._read(), name="input gradient of the adapter", shares="")
@@ -164,6 +167,16 @@ class AdaptedLayer:
         copies = tuple(replace(each, name=f"{each.name}, not freed") for each in kept if self._weight.quantized)
         workspace = (*base.backward_workspace, own, *summed, *copies)
         return replace(base, saved=(*base.saved, *kept), backward_workspace=workspace), adapter
+
+    @property
+    def _recomputed(self) -> tuple[Tensor, ...]:
+        """The restored input and the output of the recomputation, in the backward; none if the input is saved.
+
+        With dropout nothing references the restored input.
+        """
+        if not self._of_experts or not self.shapes.recomputes("moe_act") or not self._splits_input:
+            return ()
+        return tuple(each for each in self.base.backward_workspace if each.name.endswith("activation output"))
 
     def _children(self) -> tuple[Module, ...]:
         return (*self._dropout(), self._into(), self._out_of(), self._sum())
@@ -199,6 +212,7 @@ class AdaptedLayer:
         """
         rows = dispatched_rows(Routing(self.shapes)) if self._of_experts else ()
         unsaved = self.base.kind is ModuleKind.FC2 or (self._fused and self.shapes.sp and not self._reads_shard)
+        rows = (*rows, *(() if self.adapters.dropout else self._recomputed[:1]))
         return (*rows, *((self._read(),) if self.adapters.dropout and unsaved else ()))
 
     def _read(self) -> Tensor:
@@ -210,6 +224,8 @@ class AdaptedLayer:
         """What the first projection saves: the tensor that the trained layer would save, complete, or the output of the dropout."""
         if self.adapters.dropout:
             return (replace(self._read(), name="input after dropout", made_in=f"{self._inside}.dropout"),)
+        if self._recomputed:
+            return ()
         read = next((each for each in self.plain.saved if each.for_weight), None)
         if read is None:  # a norm that is computed again keeps it
             read = next(each for each in self.plain.saved if each.name == "input")

@@ -141,7 +141,7 @@ def _adapter_projection(module: Module, context: WorkContext) -> Work:
     """A projection in 16 bit of all rows of its input, which is gathered or of which the output is reduced in some layers."""
     weight = weight_of(module)
     output = (each for each in module.forward_workspace if each.name == "output")
-    rows = max(prod(each.shape[:-1]) for each in (module.saved[0], *output))
+    rows = max(prod(each.shape[:-1]) for each in (*module.saved[:1], *output))
     if len(weight.shape) > len(("outputs", "inputs")):
         return grouped_linear(module, context, rows=rows)
     n, k = weight.shape

@@ -31,6 +31,7 @@ _DEEPSEEK: Final = (
 )
 _E4M3: Final = "--fp8-format e4m3 --fp8-recipe"
 _SELECTIVE: Final = "--recompute-granularity selective --recompute-modules"
+_OFFLOAD: Final = "--global-batch-size 64 --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules"
 _TP2: Final = "--tensor-model-parallel-size 2"
 _SP: Final = f"{_TP2} --sequence-parallel"
 
@@ -135,6 +136,29 @@ ADAPTERS: Final = {
         "canonical, overlapped shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --moe-shared-expert-overlap --info-lora 8",
         "dora, frozen experts": f"{_LLAMA} {_EXPERTS} --info-lora 8:linear_qkv,linear_proj",
         "dora, latent attention": f"{_LATENT} --info-lora 64:linear_proj,linear_fc1",
+        "recomputed activation of experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SELECTIVE} moe_act --info-lora 8",
+        "each expert, recomputed activation": f"{_LLAMA} {_EXPERTS} {_SELECTIVE} moe_act --info-lora 8",
+        "dropout, recomputed activation of experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SELECTIVE} moe_act --info-lora 8",
+        "recomputed activation of experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 "
+        f"{_SELECTIVE} moe_act --info-lora 8",
+        "recomputed shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SELECTIVE} shared_experts --info-lora 8",
+        "optimizer states on the host": f"{_LLAMA} --optimizer-cpu-offload --use-precision-aware-optimizer --info-lora 8",
+        "local layers": "--transformer-impl local --no-persist-layer-norm --info-lora 8 --attention-dropout 0 --hidden-dropout 0",
+        "local layers, tp2": f"{_TP2} --transformer-impl local --no-persist-layer-norm --info-lora 8",
+        "offloaded attention": f"{_LLAMA} {_OFFLOAD} core_attn --info-lora 8",
+        "offloaded attention, tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 {_OFFLOAD} core_attn --info-lora 8",
+        "offloaded norms": f"{_LLAMA} {_EXPERTS} {_OFFLOAD} attn_norm mlp_norm core_attn --info-lora 8",
+        "fp8 weights, delayed": f"{_LLAMA} {_EXPERTS} {_SHARED} --fp8-format hybrid --fp8-recipe delayed --fp8-param-gather "
+        "--info-lora 16",
+        "fp8 weights, tensorwise": f"{_LLAMA} {_E4M3} tensorwise --fp8-param-gather --info-lora 16",
+        "fp8 weights, tensorwise, tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 {_E4M3} tensorwise "
+        "--fp8-param-gather --info-lora 16",
+        "fp8 weights, blockwise, experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_E4M3} blockwise --fp8-param-gather --info-lora 16",
+        "fp8 weights, mxfp8": f"{_LLAMA} {_E4M3} mxfp8 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag --info-gpu B200 "
+        "--info-lora 16",
+        "fp8 weights, mxfp8, frozen experts": f"{_LLAMA} {_EXPERTS} {_E4M3} mxfp8 --fp8-param-gather "
+        "--reuse-grad-buf-for-mxfp8-param-ag --info-gpu B200 --info-lora 16:linear_qkv,linear_proj",
+        "canonical, fp8 weights": f"{_LLAMA} {_SP} {_E4M3} blockwise --fp8-param-gather --info-lora 16",
         "engine": f"{_LLAMA} --info-lora 8",
         "engine, tp2": f"{_LLAMA} {_TP2} --info-lora 8",
         "engine, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",

@@ -125,9 +125,9 @@ def test_an_unknown_layer_is_refused() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "--info-lora 8 --fp8-format hybrid --fp8-param-gather",
         "--info-lora 8 --fp8-format hybrid --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-        "--info-lora 8 --optimizer-cpu-offload --use-precision-aware-optimizer",
+        "--info-lora 8 --optimizer-cpu-offload --use-precision-aware-optimizer --optimizer-offload-fraction 0.5",
+        "--info-lora 8 --fine-grained-activation-offloading --offload-modules qkv_linear",
         "--info-lora 8 --transformer-impl local",
     ],
 )
@@ -153,6 +153,17 @@ def test_frozen_weights_in_fp8_have_a_16_bit_input_beside_them() -> None:
     (adapter,) = (module for _, module in last.walk() if module.kind is ModuleKind.ADAPTER_IN)
     assert total_bytes(adapter.saved) == 2 * 8192 * 4096
     assert sum(each.bytes for each in qkv.saved if "in fp8" in each.name and "scales" not in each.name) == 8192 * 4096
+
+
+def test_frozen_weights_are_stored_in_fp8() -> None:
+    """By hand for one GPU: a byte for each element along rows and along columns, one scale of each weight in a block of 512 bytes."""
+    lines = (f"--info-lora 16 --fp8-format hybrid --fp8-recipe delayed {line}" for line in ("", "--fp8-param-gather"))
+    in_16_bit, stored = (launched(line, gpus=1).ranks[0].memory for line in lines)
+    weights = 32 * (4096 * (6144 + 4096) + 4096 * (28672 + 14336))
+    assert in_16_bit.parameters_bytes == 2 * (WEIGHTS + 32 * 16 * (10240 + 8192 + 32768 + 18432))
+    assert stored.parameters_bytes == in_16_bit.parameters_bytes + 32 * 4 * 512
+    assert in_16_bit.gradients_bytes == stored.gradients_bytes
+    assert in_16_bit.runtime_bytes - stored.runtime_bytes >= 2 * weights  # the copies of weights in FP8, which are cast once
 
 
 def test_a_frozen_model_needs_less_time() -> None:
