@@ -199,7 +199,7 @@ def own_words(config: Tree) -> MegatronWords:
     found.words += _vocabulary(model, _table(config, "tokenizer"))
     peft = _table(config, "peft")
     adapter = bridge_adapter(peft, "peft", kind_of(str(peft.get(TARGET)))) if peft else None
-    tuning = FineTuning(adapter=adapter, frozen=frozen_parts(model, "model"))
+    tuning = FineTuning(adapter=adapter, frozen=frozen_parts(model, "model"), packed=bool(notes))
     return MegatronWords(
         words=tuple(found.words),
         world=_world(model, data_parallel),

@@ -33,6 +33,7 @@ from analyzer.launch.derive.reading import LARGEST_CHUNKS, LARGEST_LOCAL_EXPERTS
 from analyzer.launch.derive.recompute import recompute_spec
 from analyzer.launch.derive.smallest_world import smallest_world
 from analyzer.launch.derive.training_flags import training_flags
+from analyzer.launch.info_options import SAMPLE_LENGTH
 from analyzer.launch.software import check_software, container_of
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
@@ -177,7 +178,29 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
             f"Parameters that {', '.join(tuning.frozen)} freezes have no gradients and no optimizer states. TFLOP/s and MFU count "
             "their gradients too, which are not computed, as Megatron does."
         )
-    return replace(job, model=replace(job.model, adapters=adapters, frozen_parameters=frozen), withheld=tuple(withheld))
+    length = _sample_length(launch, job)
+    model = replace(job.model, adapters=adapters, frozen_parameters=frozen, sample_length=length)
+    return replace(job, model=model, withheld=tuple(withheld))
+
+
+def _sample_length(launch: LaunchInput, job: TrainingJob) -> int | None:
+    """Tokens of packed samples. Raises InputError if a sequence is shorter."""
+    tuning, sequence = launch.arguments.tuning, job.batch.seq_length
+    length = tuning.sample_length
+    if length is None:
+        if tuning.packed:
+            launch.assume(
+                f"Samples are packed into sequences of {sequence} tokens. The time of attention is that of one sample of this "
+                f"length, an upper bound. {SAMPLE_LENGTH} gives the length of a sample."
+            )
+        return None
+    if length > sequence:
+        raise InputError(SAMPLE_LENGTH, f"{length} is above the sequence length of {sequence}", f"use at most {sequence}")
+    launch.assume(
+        f"A sequence has samples of {length} tokens ({SAMPLE_LENGTH}), which attend to themselves only: the time of attention "
+        "counts these pairs. TFLOP/s and MFU count those of whole sequences, as Megatron-LM does."
+    )
+    return length if length < sequence else None
 
 
 def _state_elastic(launch: LaunchInput, world: World) -> None:

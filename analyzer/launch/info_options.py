@@ -36,6 +36,7 @@ PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
 GPU: Final = "--info-gpu"
 LORA: Final = "--info-lora"
+SAMPLE_LENGTH: Final = "--info-sample-length"
 SET: Final = "--info-set"
 UNSET: Final = "--info-unset"
 ASKING: Final = ("--info-search", "--info-search-gpus", "--info-search-fewest-gpus", "--info-search-max")
@@ -139,6 +140,8 @@ class InfoOptions:
     """Options of the launch that are left out."""
     lora: tuple[int, tuple[str, ...]] | None = None
     """Rank of adapters, and the linear layers that have one; all if none is named."""
+    sample_length: int | None = None
+    """Tokens of a sample of which several are packed into a sequence; None if a sequence is one sample."""
     megatron: str | None = None
     te: str | None = None
     """The version of Transformer Engine, or none; None for what `software.software_of` finds."""
@@ -274,6 +277,9 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "unset": InfoOption("LIST", "options of the launch to leave out, such as sequence-parallel", words),
     "lora": InfoOption(
         "RANK[:LIST]", "train LoRA adapters beside frozen weights, such as 16 or 16:linear_qkv,linear_proj (default: all)", lora
+    ),
+    "sample_length": InfoOption(
+        "N", "tokens of each sample packed into a sequence: sum of their squares / sum of lengths (default: one sample)", integer(1)
     ),
     "launch": InfoOption("", "start the training if the launch fits (not with a script)", flag),
     "megatron": InfoOption("VERSION", "Megatron-LM release such as 0.16.1 or 2023, or a checkout, whose parser is executed", word),

@@ -148,7 +148,9 @@ def _refuse_unknown(own: MegatronWords) -> None:
 
 
 def _tuning(tuning: FineTuning, info: InfoOptions) -> FineTuning:
-    """What the launch trains, with the adapters of --info-lora."""
+    """What the launch trains, with the adapters of --info-lora and the samples of --info-sample-length."""
+    if info.sample_length is not None:
+        tuning = replace(tuning, sample_length=info.sample_length)
     if info.lora is None:
         return tuning
     if tuning.adapter is not None:

@@ -120,6 +120,10 @@ class FineTuning:
     phases: tuple[Phase, ...] = ()
     sequences_per_sample: int = 1
     """Sequences that the model reads for each sample: 2 for DPO, which compares a chosen and a rejected one."""
+    packed: bool = False
+    """Whether several samples are packed into a sequence, which attend to themselves only."""
+    sample_length: int | None = None
+    """Tokens of each of them; None if the launch does not tell."""
     longest_counted: bool = False
     """Whether each sample is counted with the longest length, and shorter ones need less memory: no packing, no padding to it."""
 

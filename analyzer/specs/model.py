@@ -317,6 +317,8 @@ class ModelSpec:
     """Parts whose weights are not trained, in the order of `FROZEN_PARTS`."""
     adapters: AdapterSpec | None = None
     """Adapters, which are trained in place of all other weights."""
+    sample_length: int | None = None
+    """Tokens of each of the samples that are packed into a sequence, and attend to themselves only; None for one sample."""
     frozen_parameters: FreezeSpec | None = None
     """Parameters of a GPT that are not trained."""
 

@@ -83,6 +83,7 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
         freezing=freezing,
         phases=phases,
         sequences_per_sample=2 if kind in PAIRED else 1,
+        packed=_true(launch, "--packing"),
         longest_counted=launch.has("--max_length") and not _true(launch, "--packing"),
     )
 

@@ -19,7 +19,8 @@ ONLY_INFERENCE: Final = ("--info-quantize", "--info-offload")
 """Options that only inference uses."""
 ONLY_TRAINING: Final = (
     "--info-engine", "--info-against", "--info-log", "--info-record", "--info-allocator", "--info-check", "--info-allow-truncated",
-    "--info-tolerance", "--info-lora", "--info-rank", "--info-layers", "--info-calibrate", "--info-calibrate-disk", "--info-tokens",
+    "--info-tolerance", "--info-lora", "--info-sample-length",
+    "--info-rank", "--info-layers", "--info-calibrate", "--info-calibrate-disk", "--info-tokens",
     "--info-search", "--info-search-over", "--info-keep", "--info-search-gpus", "--info-search-max",
     "--info-faster", "--info-search-fewest-gpus", "--info-search-days",
     "--info-search-thorough", "--info-search-time", "--info-search-csv", "--info-workers", "--info-launch", "--info-print-options",

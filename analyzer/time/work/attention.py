@@ -36,8 +36,10 @@ def attended_pairs(model: ModelSpec, *, queries: int, keys: int, causal_mask: bo
     """Pairs of a query and a key of a sample for one head, as an average over the layers: half of all under the causal mask.
 
     With a sliding window of w tokens before each token, a layer computes at most w + 1 keys for each query. `queries` are the
-    tokens of this context-parallel rank, which has an equal share of the pairs. A mask of padding excludes no pair here.
+    tokens of this context-parallel rank, which has an equal share of the pairs. A mask of padding excludes no pair here. A packed
+    sample has keys of its own.
     """
+    keys = min(keys, model.sample_length or keys)
     if not causal_mask:
         return float(queries * keys)
     causal = queries * keys / 2

@@ -156,7 +156,7 @@ def test_frozen_weights_in_fp8_have_a_16_bit_input_beside_them() -> None:
 
 
 def test_frozen_weights_are_stored_in_fp8() -> None:
-    """By hand for one GPU: a byte for each element along rows and along columns, one scale of each weight in a block of 512 bytes."""
+    """By hand for one GPU: a byte for each element along rows and along columns, one scale of a weight in a block of 512 bytes."""
     lines = (f"--info-lora 16 --fp8-format hybrid --fp8-recipe delayed {line}" for line in ("", "--fp8-param-gather"))
     in_16_bit, stored = (launched(line, gpus=1).ranks[0].memory for line in lines)
     weights = 32 * (4096 * (6144 + 4096) + 4096 * (28672 + 14336))

@@ -5,11 +5,16 @@ Sources: FlashAttention-2 (arXiv 2307.08691), section 4.1; Korthikanti et al. 20
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from analyzer.api import analyze
+from analyzer.errors import InputError
 from analyzer.specs import ModelSpec
 from analyzer.time.work.attention import attended_pairs
 from analyzer.time.work.kernels import Gemm
+from tests.job_of import job_of
 from tests.small_job import job as small_job
 from tests.time.work.executed import HEADS, HIDDEN, LAYERS, SAMPLES, SEQUENCE, executed, job, kernels
 
@@ -91,3 +96,22 @@ def test_a_window_reduces_the_work() -> None:
     """A window of 255 tokens before each: s·256 - 256·255/2 pairs."""
     pairs = SEQUENCE * 256 - 256 * 255 // 2
     assert executed("--window-size 255,0").attention == 3.5 * LAYERS * SAMPLES * pairs * 4 * HIDDEN
+
+
+def test_packed_samples_attend_to_themselves() -> None:
+    """By hand: each of 8 samples of 1,024 tokens has half of 1,024² pairs; on two context-parallel ranks each has half of them."""
+    model = replace(job_of("--seq-length 8192 --max-position-embeddings 8192").model, sample_length=1024)
+    assert attended_pairs(model, queries=8192, keys=8192) == 8 * 1024 * 1024 / 2
+    assert attended_pairs(model, queries=4096, keys=8192) == 4 * 1024 * 1024 / 2
+
+
+def test_the_length_of_samples_is_stated_or_an_upper_bound() -> None:
+    line = "--nproc-per-node 8 --tuner_type full --packing true --model Qwen/Qwen3-8B --max_length 8192 --info-gpu B200"
+    whole, samples = (analyze([*line.split(), *more], environ={}) for more in ([], ["--info-sample-length", "512"]))
+    assert whole.time is not None
+    assert samples.time is not None
+    assert samples.time.iteration_seconds < whole.time.iteration_seconds
+    assert samples.ranks[0].memory == whole.ranks[0].memory
+    assert any("an upper bound" in each for each in whole.job.assumptions)
+    with pytest.raises(InputError, match="9000 is above the sequence length of 8192"):
+        analyze([*line.split(), "--info-sample-length", "9000"], environ={})
