@@ -7,6 +7,7 @@ Megatron's arguments and config fields if these exist.
 
 from analyzer.specs.adapters import AdapterSpec
 from analyzer.specs.fine_tuning import Adapter, FineTuning
+from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.hardware import HardwareSpec
 from analyzer.specs.inference import DynamicEngineSpec, InferenceJob, InferenceSpec, QuantizationSpec
 from analyzer.specs.job import TrainingJob
@@ -59,6 +60,7 @@ __all__ = [
     "FlexSpec",
     "Fp8Recipe",
     "Fp8Spec",
+    "FreezeSpec",
     "FrozenPart",
     "FsdpSpec",
     "GraphSpec",
