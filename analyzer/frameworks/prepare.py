@@ -56,6 +56,8 @@ class Output(NamedTuple):
     argv: tuple[str, ...] = ()
     environ: Mapping[str, str] = MappingProxyType({})
     """Variables that the configuration sets."""
+    without: frozenset[str] = frozenset()
+    """Variables of the launch that have no effect: Megatron-LM checks them, and the framework does not."""
 
 
 def prepare(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> Prepared:
@@ -68,8 +70,8 @@ def prepare(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path) ->
     launch = Input(found, environ, folder)
     framework = _framework(launch)
     output = _reader(framework)(launch)
-    given = {name: value for name, value in output.environ.items() if name not in environ}
-    return Prepared((*found.rest, *output.argv), {**environ, **given} if given else environ, output.own, framework)
+    kept = {name: value for name, value in environ.items() if name not in output.without}
+    return Prepared((*found.rest, *output.argv), {**output.environ, **kept}, output.own, framework)
 
 
 def _framework(launch: Input) -> str:

@@ -71,6 +71,11 @@ _KERNELS: Final = frozenset({
 """Keys that choose other kernels, whose tensors are counted as those of Transformer Engine."""
 _SAME_TENSORS: Final = frozenset({"use_turbo_attention", "fla_mla_attn"})
 """Those of them that save the tensors that flash attention saves."""
+_OWN_LAYERS: Final = "primus.backends.megatron.core.models.hybrid"
+"""Module with layer specifications of Primus that have layers of its own, such as gated delta nets beside latent attention."""
+_FP4: Final = ("fp4", "fp4_recipe")
+_RECIPES: Final = (None, "nvfp4", "custom")
+"""Those of Megatron-LM."""
 _MEMORY: Final = frozenset({"use_turbo_deepep", "use_sink_attention"})
 """Keys whose effect on memory is not known, and that the report names."""
 
@@ -170,9 +175,13 @@ def _words(values: Tree, environ: Mapping[str, str]) -> MegatronWords:
     tokenizer = values.get("tokenizer_type")
     if isinstance(tokenizer, str) and _TOKENIZERS.fullmatch(tokenizer):
         values = {**values, "tokenizer_type": "HuggingFaceTokenizer"}
-    kept = {key: value for key, value in values.items() if not _has_no_effect(key, values)}
+    _refuse_own_layers(values)
+    own_fp4 = bool(values.get("fp4")) and values.get("fp4_recipe") not in _RECIPES
+    kept = {
+        key: value for key, value in values.items() if not _has_no_effect(key, values) and not (own_fp4 and key in _FP4)
+    }
     found = fields.words(kept, without_defaults=True)
-    found.unknown += _unknown(values)
+    found.unknown += [*_unknown(values), *(["fp4_recipe"] if own_fp4 else [])]
     world, notes = _world(values, environ)
     return MegatronWords(
         words=tuple(found.words),
@@ -182,6 +191,14 @@ def _words(values: Tree, environ: Mapping[str, str]) -> MegatronWords:
         unknown=tuple(found.unknown),
         withheld=tuple(_withheld(found, values)),
     )
+
+
+def _refuse_own_layers(values: Mapping[str, object]) -> None:
+    """Raises UnsupportedError for layers that only Primus has."""
+    spec = values.get("spec")
+    if isinstance(spec, list) and spec and str(spec[0]).startswith(_OWN_LAYERS):
+        fault = f"{spec[-1]} of Primus has layers of its own, which are not modelled"
+        raise UnsupportedError("spec", fault, "give a configuration with layers of Megatron-LM")
 
 
 def _has_no_effect(key: str, values: Mapping[str, object]) -> bool:

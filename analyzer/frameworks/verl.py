@@ -56,6 +56,8 @@ _NESTED: Final = ("override_transformer_config.", "override_ddp_config.", "route
 """Beginnings of nested settings of the engine that are read, or have no effect."""
 _OF_MODEL: Final = ("mtp.enable", "enable_activation_offload", "tiled_mlp.enabled")
 """Settings of the model that change memory, and are not read."""
+_UNCHECKED: Final = frozenset({"CUDA_DEVICE_MAX_CONNECTIONS"})
+"""Variables that Megatron-LM's arguments, which verl does not use, refuse with full sharding."""
 _OFF: Final = ("null", "None", "False", "false", "", "disabled", "{}", "[]", "0")
 _ROUTER: Final = ("--moe-router-load-balancing-type", "none")
 """What verl sets for models with experts (`provider_overrides`)."""
@@ -101,7 +103,8 @@ def read(launch: Input) -> Output:
         settings = dict(_flat(tree, ""))
     words = [word.lstrip("+") for word in launch.found.words]
     settings |= {name: value.strip("'\"") for name, equals, value in (word.partition("=") for word in words) if equals}
-    return Output(_read(settings, launch.folder))
+    own = _read(settings, launch.folder)
+    return Output(own, without=_UNCHECKED if "--use-megatron-fsdp" in own.words else frozenset())
 
 
 def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
@@ -278,7 +281,7 @@ def _configured(settings: Mapping[str, str], names: _Names) -> Words:
     found = Words([] if f"{config}attention_backend" in settings else ["--attention-backend", "flash"])
     gradients = f"{names.engine}override_ddp_config."
     sharded = settings.get(f"{names.engine}use_megatron_fsdp") == "True"
-    found.words += ["--use-megatron-fsdp"] if sharded else []
+    found.words += _fully_sharded(settings, gradients) if sharded else []
     for prefix in (config, gradients, names.optimizer, f"{names.optimizer}override_optimizer_config."):
         values = {
             name.removeprefix(prefix): _value(value)
@@ -294,6 +297,14 @@ def _configured(settings: Mapping[str, str], names: _Names) -> Words:
             found.unknown.append(name)
     found.unknown += [name for name in (f"{names.model}{each}" for each in _OF_MODEL) if settings.get(name, "False") not in _OFF]
     return found
+
+
+def _fully_sharded(settings: Mapping[str, str], prefix: str) -> list[str]:
+    """What full sharding sets, unless `override_ddp_config` does (`create_ddp_config` of Megatron-Bridge)."""
+    words = ["--use-megatron-fsdp", "--ckpt-format", "fsdp_dtensor"]
+    if f"{prefix}data_parallel_sharding_strategy" not in settings:
+        words += ["--data-parallel-sharding-strategy", "optim_grads_params"]
+    return words if f"{prefix}overlap_grad_reduce" in settings else [*words, "--overlap-grad-reduce"]
 
 
 def _is_known(name: str) -> bool:

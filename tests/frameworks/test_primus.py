@@ -113,3 +113,18 @@ def test_a_variable_without_a_value_is_named(folder: Path) -> None:
     write(folder, {"a.yaml": "modules: {pre_trainer: {framework: megatron, overrides: {num_layers: '${OWN_SIZE}'}}}\n"})
     with pytest.raises(InputError, match="uses the environment variable OWN_SIZE"):
         job(folder, "a.yaml")
+
+
+def test_layers_that_only_primus_has_are_refused(folder: Path) -> None:
+    """The layer specifications of primus/backends/megatron/core/models/hybrid have gated delta nets beside latent attention."""
+    spec = "spec=[primus.backends.megatron.core.models.hybrid.hybrid_mamba_mla_layer_specs, gdn_hybrid_stack_spec]"
+    with pytest.raises(UnsupportedError, match="gdn_hybrid_stack_spec of Primus has layers of its own"):
+        job(folder, "examples/pretrain.yaml", spec)
+
+
+def test_an_fp4_recipe_of_primus_is_left_out(folder: Path) -> None:
+    """Megatron-LM has no mxfp4: the launch is counted in bf16, without a verdict."""
+    found = job(folder, "examples/pretrain.yaml", "fp4=e2m1", "fp4_recipe=mxfp4")
+    assert found.precision.parameters == "bf16"
+    assert found.precision.fp8 is None
+    assert any("fp4_recipe" in reason for reason in found.withheld)

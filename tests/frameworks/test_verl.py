@@ -141,3 +141,19 @@ def test_packed_microbatches_are_as_many_as_the_longest_sequences_fill() -> None
     """16 × 4 samples of 2048 tokens in microbatches of 8192 × 2 (context) tokens: 8, for 16 / (2 × 2 × 2) replicas."""
     job = job_of("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192")
     assert job.batch.global_batch_size == 8
+
+
+def test_full_sharding_has_the_defaults_of_megatron_bridge() -> None:
+    """`create_ddp_config`: all states are sharded unless the launch says otherwise. CUDA_DEVICE_MAX_CONNECTIONS is not checked."""
+    words = [
+        "-m", "verl.trainer.sft_trainer", "engine=megatron", "model.path=Qwen/Qwen2.5-7B", "engine.use_megatron_fsdp=True",
+        "+engine.override_transformer_config.gradient_accumulation_fusion=False",
+    ]  # fmt: skip
+    environ = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    found = read_launch(words, environ=environ, folder=Path("/nowhere")).job
+    assert found.fsdp is not None
+    assert found.fsdp.strategy == "optim_grads_params"
+    given = [*words, "+engine.override_ddp_config.data_parallel_sharding_strategy=optim"]
+    other = read_launch(given, environ=environ, folder=Path("/nowhere")).job
+    assert other.fsdp is not None
+    assert other.fsdp.strategy == "optim"
