@@ -17,6 +17,7 @@ from analyzer.frameworks.containers import TARGET, Tree, from_yaml
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.recognize import YAML
+from analyzer.frameworks.yaml_files import keys_of, override, read_tree
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
@@ -164,10 +165,8 @@ def read(launch: Input) -> Output:
     name = launch.found.program
     if not name.endswith(YAML):
         raise InputError(name, "builds the configuration of Megatron-Bridge in Python, which is not read", DUMP)
-    from analyzer.frameworks.yaml_files import override, read_tree
-
     tree = read_tree(launch.folder / name, name)
-    rest = override(tree, launch.found.words)
+    rest = override(tree, launch.found.words, name)
     if rest:
         raise InputError(rest[0], f"is no override of {name}", "write KEY=VALUE, such as train.micro_batch_size=1")
     plain = from_yaml(tree)
@@ -231,8 +230,7 @@ def _flat(model: Tree) -> Tree:
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Tree:
-    value = tree.get(name)
-    return value if isinstance(value, dict) else {}
+    return keys_of(tree.get(name), name)
 
 
 def _refuse_other(model: Tree) -> None:
@@ -400,7 +398,12 @@ def _vocabulary(model: Tree, tokenizer: Tree) -> list[str]:
     """The rows of the embedding: given, or those of the tokenizer (`_validate_and_set_vocab_size`)."""
     tensor = natural(str(model.get("tensor_model_parallel_size"))) or 1
     divisible_by = natural(str(model.get("make_vocab_size_divisible_by"))) or 128
-    size = natural(str(model.get("vocab_size")))
+    given = model.get("vocab_size")
+    size = natural(str(given))
+    if given is not None and not size:
+        raise InputError(
+            "model.vocab_size", f"{given!r} is not a number of 1 or more", "write model.vocab_size=128256, for example"
+        )
     if size:
         rows = round_up(size, divisible_by * tensor) if is_true(model.get("should_pad_vocab")) else size
         return ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(size - 1), "--padded-vocab-size", str(rows)]

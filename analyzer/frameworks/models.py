@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from analyzer.errors import AnalyzerError
+from analyzer.errors import AnalyzerError, InputError
 from analyzer.launch.forks.swift import published_model
 from analyzer.launch.other_models import refuse_other_model
 
@@ -29,6 +29,9 @@ def named_model(setting: str, name: str, *, folder: Path) -> NamedModel:
 
     A name that is neither a published model nor a folder is left to the reader of configurations, which refuses it.
     """
+    if "${" in name:
+        remedy = f"set the key or the variable that it refers to, or write {setting}=MODEL"
+        raise InputError(setting, f"{name} refers to something that is not there", remedy)
     published = published_model(name)
     if published is None:
         refuse_other_model(setting, name)

@@ -16,7 +16,7 @@ from analyzer.frameworks.batches import packed_batch, replicas_of
 from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
-from analyzer.frameworks.yaml_files import Files, Tree, get, merge, normal, override, resolve, table
+from analyzer.frameworks.yaml_files import Files, Tree, get, included, merge, normal, of_file, override, resolve, table
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
@@ -76,7 +76,7 @@ def read(launch: Input) -> Output:
     name, before, after = launch.configuration("--config", "-c")
     words = [*before, *after]
     tree = load(launch.folder / name, name)
-    rest = override(tree, words)
+    rest = override(tree, words, name)
     if rest:
         raise InputError(rest[0], f"is no override of {name}", "write KEY=VALUE, such as policy.train_micro_batch_size=1")
     tree = resolve(tree, name, environ=launch.environ)
@@ -91,11 +91,9 @@ def load(path: Path, name: str, files: Files | None = None) -> Tree:
     """The keys of a file on top of those of the files in its `defaults`."""
     files = files or Files()
     tree = files.tree(path, name)
-    defaults = tree.pop("defaults", None)
     merged: Tree = {}
-    for each in [defaults] if isinstance(defaults, str) else defaults or []:
-        below = normal(path.parent / str(each))
-        merge(merged, load(below, str(each), files))
+    for each in included(tree, "defaults", name):
+        merge(merged, load(normal(path.parent / each), of_file(each, name), files))
     return merge(merged, tree)
 
 
@@ -109,7 +107,9 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
     fields = Fields(load_catalogue().newest)
     found = Words(list(model.defaults))
     precision = str(get(policy, "precision", "bfloat16"))
-    found.words += _DTYPES.get(precision, ())
+    if precision not in _DTYPES:
+        raise InputError("policy.precision", f"{precision!r} is not known", f"use one of {', '.join(_DTYPES)}")
+    found.words += _DTYPES[precision]
     world, about = _world(tree)
     batch, notes = _batch(policy, world, pairs=method in ("dpo", "rm"))
     found.words += batch
@@ -165,8 +165,8 @@ def _batch(policy: Tree, world: World, *, pairs: bool) -> tuple[list[str], list[
         micro, samples = 2 * micro, 2 * samples
     for packing in ("sequence_packing", "dynamic_batching"):
         if is_true(get(policy, f"{packing}.enabled", False)):
-            tokens = natural(str(get(policy, f"{packing}.train_mb_tokens", ""))) or length * micro
             setting = f"policy.{packing}.train_mb_tokens"
+            tokens = _count(policy, f"{packing}.train_mb_tokens", length * micro)
             words, notes = packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas)
             return [*words, _UNMASKED], notes
     note = f"Sequences are assumed to have {length} tokens, from policy.max_total_sequence_length."
@@ -174,8 +174,8 @@ def _batch(policy: Tree, world: World, *, pairs: bool) -> tuple[list[str], list[
     return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
 
 
-def _count(policy: Tree, key: str) -> int:
-    value = get(policy, key)
+def _count(policy: Tree, key: str, default: int | None = None) -> int:
+    value = get(policy, key, default)
     number = natural(str(value))
     if not number:
         fault = "is missing" if value is None else f"{value!r} is not a number of 1 or more"
@@ -241,6 +241,8 @@ def _optimizer(config: Tree, fields: Fields) -> Words:
 
 def _world(tree: Tree) -> tuple[World, list[str]]:
     """The GPUs that train: those of the cluster without those of a rollout elsewhere."""
+    if not table(tree, "cluster"):
+        raise InputError("cluster", "is missing", "write +cluster.gpus_per_node=8 +cluster.num_nodes=1, for example")
     nodes, gpus = get(tree, "cluster.num_nodes", 1), get(tree, "cluster.gpus_per_node", 1)
     for key, value in (("num_nodes", nodes), ("gpus_per_node", gpus)):
         if not natural(str(value)):

@@ -17,7 +17,7 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.recognize import YAML
-from analyzer.frameworks.yaml_files import Files, Tree, merge, normal, parse_value, set_key
+from analyzer.frameworks.yaml_files import Files, Tree, included, merge, normal, of_file, parse_value, set_key
 from analyzer.launch.launchers.world import USUAL_GPUS_PER_NODE, World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
@@ -95,9 +95,8 @@ def _load(path: Path, name: str, environ: Mapping[str, str], files: Files) -> Tr
     """The keys of a file, after those that it extends, with variables of the environment."""
     tree = _with_variables(files.tree(path, name), environ, name)
     merged: Tree = {}
-    extended = tree.pop("extends", None) or []
-    for each in [extended] if isinstance(extended, str) else extended:
-        merge(merged, _load(normal(path.parent / str(each)), str(each), environ, files))
+    for each in included(tree, "extends", name):
+        merge(merged, _load(normal(path.parent / each), of_file(each, name), environ, files))
     return merge(merged, tree)
 
 
@@ -141,7 +140,7 @@ def _values(module: Tree, launch: Input, files: Files) -> Tree:
             continue
         root = _configs(launch, files.read[0])
         file = preset if preset.endswith(YAML) else f"{preset}.yaml"
-        merge(merged, _load(root / kind / _FRAMEWORK / file, file, launch.environ, files))
+        merge(merged, _load(root / kind / _FRAMEWORK / file, of_file(file, launch.found.program), launch.environ, files))
     own = {key: value for key, value in module.items() if key not in ("config", "model", "framework", "overrides", "name")}
     return merge(merge(merged, own), module.get("overrides") or {})
 
@@ -177,9 +176,7 @@ def _words(values: Tree, environ: Mapping[str, str]) -> MegatronWords:
         values = {**values, "tokenizer_type": "HuggingFaceTokenizer"}
     _refuse_own_layers(values)
     own_fp4 = bool(values.get("fp4")) and values.get("fp4_recipe") not in _RECIPES
-    kept = {
-        key: value for key, value in values.items() if not _has_no_effect(key, values) and not (own_fp4 and key in _FP4)
-    }
+    kept = {key: value for key, value in values.items() if not _has_no_effect(key, values) and not (own_fp4 and key in _FP4)}
     found = fields.words(kept, without_defaults=True)
     found.unknown += [*_unknown(values), *(["fp4_recipe"] if own_fp4 else [])]
     world, notes = _world(values, environ)

@@ -17,7 +17,7 @@ from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.recognize import YAML
-from analyzer.frameworks.yaml_files import Files, Tree, get, merge, normal, override, resolve, table
+from analyzer.frameworks.yaml_files import Files, Tree, get, merge, normal, of_file, override, resolve, table
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
@@ -39,6 +39,7 @@ _READ: Final = frozenset({
 _MODEL_PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _FIXED: Final = ("--make-vocab-size-divisible-by", "1", "--no-create-attention-mask-in-dataloader")
 """The vocabulary is that of the checkpoint, and masks have one value for each token."""
+_MOST_GPUS: Final = 1_000_000
 _RANGE: Final = re.compile(r"list\(range\((?:(\d+)\s*,\s*)?(\d+)\)\)|(?:list\()?\[([\d\s,]*)\]\)?|\s*\+\s*")
 
 
@@ -46,7 +47,7 @@ def read(launch: Input) -> Output:
     """The training of the actor. Raises UnsupportedError if another engine than Megatron-LM trains."""
     name, words = _file(launch)
     tree = load(launch.folder / name, name, Files())
-    rest = [word for word in override(tree, words) if not word.startswith("-")]
+    rest = [word for word in override(tree, words, name) if not word.startswith("-")]
     if rest:
         raise InputError(rest[0], f"is no override of {name}", "write KEY=VALUE, such as sequence_length=4096")
     tree = resolve(tree, name, environ=launch.environ)
@@ -69,7 +70,7 @@ def load(path: Path, name: str, files: Files) -> Tree:
             continue
         file = each.partition("@")[0]
         below = normal(path.parent / (file if file.endswith(YAML) else f"{file}.yaml"))
-        merge(merged, load(below, file, files))
+        merge(merged, load(below, of_file(file, name), files))
     return merge(merged, tree)
 
 
@@ -185,6 +186,8 @@ def _devices(text: str) -> list[int]:
             return []
         end = found.end()
         if found[2]:
+            if int(found[2]) - int(found[1] or 0) > _MOST_GPUS:
+                return []
             listed += range(int(found[1] or 0), int(found[2]))
         elif found[3] is not None:
             listed += [int(each) for each in found[3].split(",") if each.strip()]
@@ -198,9 +201,9 @@ def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> t
         length = sum(natural(str(tree.get(key))) or 0 for key in ("prompt_length", "response_length"))
     if not length:
         raise InputError("sequence_length", "is missing", "write sequence_length=4096, for example")
-    micro = natural(str(get(worker, "training_args.per_device_train_batch_size", 1))) or 1
+    micro = _count(worker, "training_args.per_device_train_batch_size", role)
     micro *= 2 if _is_preference(tree) else 1
-    steps = natural(str(get(worker, "training_args.gradient_accumulation_steps", 1))) or 1
+    steps = _count(worker, "training_args.gradient_accumulation_steps", role)
     tensor, pipeline, context = (natural(str(config.get(name))) or 1 for name in _MODEL_PARALLEL)
     replicas = replicas_of(world, tensor, pipeline, context)
     samples = micro * steps * replicas
@@ -210,6 +213,15 @@ def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> t
         return packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas, multiple=stages)
     note = f"Sequences are assumed to have {length} tokens, the longest of the configuration."
     return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
+
+
+def _count(worker: Tree, key: str, role: str) -> int:
+    """A number of 1 or more, which is also the default."""
+    value = get(worker, key, 1)
+    number = natural(str(value))
+    if not number:
+        raise InputError(f"{role}.{key}", f"{value!r} is not a number of 1 or more", f"write {role}.{key}=1, for example")
+    return number
 
 
 def _packing(worker: Tree, role: str, most: int) -> tuple[int, str]:

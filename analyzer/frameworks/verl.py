@@ -19,6 +19,7 @@ from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words
 from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.recognize import YAML
+from analyzer.frameworks.verl_settings import settings
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
@@ -94,16 +95,14 @@ def read(launch: Input) -> Output:
 
     Raises UnsupportedError if another engine than Megatron-LM trains, InputError if a setting has no valid value.
     """
-    settings: dict[str, str] = {}
+    given: dict[str, str] = {}
     if launch.found.program.endswith(YAML):
         from analyzer.frameworks.yaml_files import read_tree, resolve
 
         name = launch.found.program
         tree = resolve(read_tree(launch.folder / name, name), name, environ=launch.environ)
-        settings = dict(_flat(tree, ""))
-    words = [word.lstrip("+") for word in launch.found.words]
-    settings |= {name: value.strip("'\"") for name, equals, value in (word.partition("=") for word in words) if equals}
-    own = _read(settings, launch.folder)
+        given = dict(_flat(tree, ""))
+    own = _read(given | settings(launch.found.words), launch.folder)
     return Output(own, without=_UNCHECKED if "--use-megatron-fsdp" in own.words else frozenset())
 
 

@@ -21,6 +21,7 @@ _MOST_FILES: Final = 100
 _MOST_VALUES: Final = 200_000
 """Values of a file, with those of aliases counted each time."""
 _INSTALL: Final = "pip install 'get-training-info[frameworks]'"
+_TOO_DEEP: Final = "has keys in keys that are too deep to read"
 _REMEDY: Final = "give a configuration of a framework"
 
 
@@ -36,16 +37,25 @@ def read_tree(path: Path, name: str | None = None) -> Tree:
         raise InputError(shown, f"cannot be read ({getattr(error, 'strerror', None) or error})", _REMEDY) from None
     try:
         content = yaml.load(text, Loader=_loader())
-    except (yaml.YAMLError, RecursionError) as error:
-        place = getattr(error, "problem_mark", None)
-        where = f" in line {place.line + 1}" if place is not None else ""
-        raise InputError(shown, f"is not YAML{where}", _REMEDY) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise InputError(shown, *_about(error)) from None
+    except RecursionError:
+        raise InputError(shown, _TOO_DEEP, _REMEDY) from None
     if content is None:
         return {}
     _refuse_many(content, shown)
     if not isinstance(content, dict):
         raise InputError(shown, "has no keys", _REMEDY)
     return content
+
+
+def _about(error: Exception) -> tuple[str, str]:
+    """What is wrong with a file that is not YAML, and the remedy."""
+    place, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if place is None:
+        return f"is not YAML ({str(error).splitlines()[0] if str(error) else type(error).__name__})", "correct that value"
+    what = f" ({problem.splitlines()[0]})" if isinstance(problem, str) and problem else ""
+    return f"is not YAML in line {place.line + 1}{what}", "correct that line"
 
 
 def _refuse_many(content: Any, name: str) -> None:
@@ -67,7 +77,7 @@ def parse_value(text: str) -> Any:
     yaml = _yaml()
     try:
         return yaml.load(text, Loader=_loader())
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
         return text
 
 
@@ -119,23 +129,57 @@ def get(tree: Mapping[str, Any], path: str, default: Any = None) -> Any:
 
 
 def table(tree: Mapping[str, Any], path: str) -> Tree:
-    """The keys below `path`; none if it is missing or has no keys."""
-    value = get(tree, path)
-    return value if isinstance(value, dict) else {}
+    """The keys below `path`; none if it is missing, empty or false. Raises InputError for another value."""
+    return keys_of(get(tree, path), path)
 
 
-def override(tree: Tree, words: Iterable[str]) -> list[str]:
-    """Applies the words `key=value`, `+key=value`, `++key=value` and `~key` (Hydra). Returns the words that are none of them."""
+def keys_of(value: Any, path: str) -> Tree:
+    """`value` if it has keys; none if it is missing, empty, false, or refers to something else. Raises InputError otherwise."""
+    if isinstance(value, dict):
+        return value
+    if not value or (isinstance(value, str) and value.startswith("${")):
+        return {}
+    raise InputError(path, f"is {value!r}, which has no keys", "write its keys below it, or leave it out")
+
+
+def override(tree: Tree, words: Iterable[str], file: str | None = None) -> list[str]:
+    """Applies the words `key=value`, `+key=value`, `++key=value` and `~key` (Hydra). Returns the words that are none of them.
+
+    `file`: its name, if it has all sections, as in Hydra. Raises InputError for an override without a value, and without + for a
+    section that the file lacks, and for a key that is similar to one of the file.
+    """
     rest = []
     for word in words:
         name, equals, value = word.partition("=")
         if equals and re.fullmatch(r"\+{0,2}[A-Za-z_][\w./@-]*", name):
+            if not value:
+                raise InputError(name.lstrip("+"), "has no value", f"write {name}=VALUE, or {name}=null")
+            if file is not None and not name.startswith("+"):
+                _refuse_misspelled(tree, name, word, file)
             set_key(tree, name.lstrip("+"), parse_value(value))
         elif re.fullmatch(r"~[A-Za-z_][\w.]*", word):
             remove_key(tree, word[1:])
         else:
             rest.append(word)
     return rest
+
+
+def _refuse_misspelled(tree: Tree, path: str, word: str, file: str) -> None:
+    """Raises InputError for a key that `tree` lacks, if it has a similar one, or nothing below its first part."""
+    from analyzer.launch.spelling import is_misspelling
+
+    part: Any = tree
+    parts = path.split(".")
+    for depth, key in enumerate(parts):
+        if not isinstance(part, dict):  # set_key says that it has no keys
+            return
+        if key not in part:
+            similar = next((str(each) for each in part if is_misspelling(key, str(each))), None)
+            if similar is None and depth:
+                return
+            meant = f"write {'.'.join([*parts[:depth], similar, *parts[depth + 1 :]])}, or " if similar else ""
+            raise InputError(path, f"is no key of {file}", f"{meant}add it with +{word}")
+        part = part[key]
 
 
 def resolve(tree: Tree, name: str, *, environ: Mapping[str, str]) -> Tree:
@@ -146,9 +190,19 @@ def resolve(tree: Tree, name: str, *, environ: Mapping[str, str]) -> Tree:
     if "${" not in str(tree):
         return tree
     omegaconf = _omegaconf(name)
-    config: Any = omegaconf.OmegaConf.create(tree, flags={"allow_objects": True})
+    try:
+        config: Any = omegaconf.OmegaConf.create(tree, flags={"allow_objects": True})
+    except RecursionError:
+        raise InputError(name, _TOO_DEEP, _REMEDY) from None
+    except omegaconf.errors.OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None)
+        fault = str(error).splitlines()[0]
+        raise InputError(key or name, f"cannot be read ({fault})", f"correct its value in {name}") from None
     _register(omegaconf.OmegaConf, environ)
-    resolved: Tree = _resolved(config, omegaconf)
+    try:
+        resolved: Tree = _resolved(config, omegaconf)
+    except RecursionError:
+        raise InputError(name, _TOO_DEEP, _REMEDY) from None
     return resolved
 
 
@@ -180,7 +234,7 @@ def _register(config: Any, environ: Mapping[str, str]) -> None:
         "div": lambda a, b: a // b,
         "max": lambda a, b: max(a, b),
         "min": lambda a, b: min(a, b),
-        "oc.env": lambda variable, *default: environ.get(variable, *default),
+        "oc.env": lambda variable, *default: environ[variable] if not default else environ.get(variable, *default),
     }
     register = config.register_resolver if _is_renamed(config) else config.register_new_resolver
     for resolver, function in resolvers.items():
@@ -252,11 +306,25 @@ class Files:
         self.read: list[Path] = []
 
     def tree(self, path: Path, name: str | None = None) -> Tree:
-        """The keys of a file. Raises InputError for too many files."""
+        """The keys of a file. Raises InputError for too many files, or for one that cannot be read."""
         self.read.append(path)
         if len(self.read) > _MOST_FILES:
             raise InputError(str(self.read[0]), f"includes more than {_MOST_FILES} files", "remove the cycle of files")
         return read_tree(path, name)
+
+
+def included(tree: Tree, key: str, name: str) -> list[str]:
+    """Removes the names of the files that a file includes, and returns them. Raises InputError for other values."""
+    value = tree.pop(key, None)
+    names = [value] if isinstance(value, str) else value or []
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise InputError(name, f"{key} has {value!r}, which is no name of a file", f"write {key}: FILE.yaml, or a list of files")
+    return names
+
+
+def of_file(each: str, name: str) -> str:
+    """How an included file is named in messages."""
+    return f"{each} (of {name.partition(' (of ')[0]})"
 
 
 def normal(path: Path) -> Path:

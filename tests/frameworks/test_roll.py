@@ -99,7 +99,7 @@ def test_packed_microbatches_are_one_sequence(folder: Path, key: str, tokens: in
 
 def test_dpo_doubles_the_batch(folder: Path) -> None:
     """roll/pipeline/dpo/dpo_config.py: per_device_train_batch_size *= 2."""
-    found = job(folder, "examples/rlvr/config.yaml", "chosen_key=chosen")
+    found = job(folder, "examples/rlvr/config.yaml", "+chosen_key=chosen")
     assert batch(found) == (4, 256, 6144)
     assert found.tuning.objective == "preference"
 
