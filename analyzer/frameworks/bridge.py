@@ -24,9 +24,6 @@ from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.specs.fine_tuning import FineTuning
 from analyzer.units import natural, round_up
 
-DUMP: Final = (
-    "dump the configuration: set logger.save_config_filepath=config.yaml, or call config.to_yaml('config.yaml'), and give that file"
-)
 _OTHER: Final = re.compile(r"VL|Vl|Omni|Audio|ASR|T5|Llava|MIMO|Mimo|Diffusion|DiT|Flux|Wan|Distillation")
 """Parts of the names of providers of models that are no GPT."""
 _OTHER_KEYS: Final = ("vision_config", "vision_transformer_config", "encoder_num_layers", "teacher")
@@ -164,7 +161,9 @@ def read(launch: Input) -> Output:
     """The training of a dumped container. Raises InputError for a command that starts a recipe, with the remedy."""
     name = launch.found.program
     if not name.endswith(YAML):
-        raise InputError(name, "builds the configuration of Megatron-Bridge in Python, which is not read", DUMP)
+        from analyzer.frameworks.bridge_recipes import refusal
+
+        raise refusal(name, launch.found.words, launch.found.rest, folder=launch.folder)
     tree = read_tree(launch.folder / name, name)
     rest = override(tree, launch.found.words, name)
     if rest:

@@ -203,13 +203,6 @@ def test_faults_are_named(folder: Path, word: str, kind: type[Exception], fault:
         job(folder, "config.yaml", word, *WORLD)
 
 
-@pytest.mark.parametrize("script", ["scripts/performance/run_recipe.py", "scripts/performance/setup_experiment.py"])
-def test_commands_of_recipes_have_a_remedy(tmp_path: Path, script: str) -> None:
-    with pytest.raises(InputError) as raised:
-        job(tmp_path, "torchrun", "--nproc_per_node", "8", script, "-m", "llama3")
-    assert "config.to_yaml('config.yaml')" in raised.value.remedy
-
-
 class Backend(enum.Enum):
     """An enum as AttnBackend."""
 
