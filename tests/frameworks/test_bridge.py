@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -354,3 +356,32 @@ def test_a_periodic_list_of_linear_attention_is_a_number(given: object, read: ob
 def test_mtp_layers_of_a_hybrid_follow_its_pattern() -> None:
     found = _flat({"hybrid_layer_pattern": "M*ME", "mtp_hybrid_override_pattern": "*E", "mtp_num_layers": 2})
     assert (found["hybrid_layer_pattern"], found["mtp_hybrid_override_pattern"]) == ("M*ME/*E/*E", None)
+
+
+def test_the_callback_of_the_documentation_prints_the_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code block runs with stand-ins for torch and Megatron-Bridge, whose callbacks get a context with state.cfg."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    code = next(block for block in text.split("```python\n")[1:] if "class PrintVerdict" in block).partition("```")[0]
+    gpu = SimpleNamespace(total_memory=80 * 2**30)
+    torch = ModuleType("torch")
+    torch.distributed = SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 8)  # type: ignore[attr-defined]
+    torch.cuda = SimpleNamespace(get_device_properties=lambda _index: gpu)  # type: ignore[attr-defined]
+    callbacks = ModuleType("megatron.bridge.training.callbacks")
+    callbacks.Callback = object  # type: ignore[attr-defined]
+    names = ("megatron", "megatron.bridge", "megatron.bridge.training")
+    for module in (torch, callbacks, *map(ModuleType, names)):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    started: list[Any] = []
+
+    def pretrain(config: Container, _forward: object, callbacks: list[Any]) -> None:
+        for each in callbacks:
+            each.on_train_start(SimpleNamespace(state=SimpleNamespace(cfg=config)))
+        started.append(config)
+
+    config = Container()
+    exec(code, {"pretrain": pretrain, "config": config, "forward_step": None})
+    assert started == [config]
+    report = analyzer.analyze_config(Container(), gpus=8, environ={}, options="--info-gpu-memory 81920MiB")
+    assert capsys.readouterr().out == f"predicted: {report.ranks[0].memory.device_bytes / 2**30:.1f} GiB, fits\n"
