@@ -220,6 +220,8 @@ def _flat(model: Tree) -> Tree:
         layers = natural(str(flat.get("mtp_num_layers"))) or 0
         flat["hybrid_layer_pattern"] = "/".join([str(main), *[str(own)] * layers])
         flat["mtp_hybrid_override_pattern"] = None
+    if flat.get("expert_tensor_parallel_size") is None and (natural(str(flat.get("expert_model_parallel_size"))) or 1) > 1:
+        flat["expert_tensor_parallel_size"] = 1  # `_set_moe_expert_tensor_parallel_default` of models/transformer_config.py
     frequency = flat.get("linear_attention_freq")
     if isinstance(frequency, list) and 0 in frequency:
         every = frequency.index(0) + 1

@@ -358,6 +358,13 @@ def test_mtp_layers_of_a_hybrid_follow_its_pattern() -> None:
     assert (found["hybrid_layer_pattern"], found["mtp_hybrid_override_pattern"]) == ("M*ME/*E/*E", None)
 
 
+def test_experts_are_not_split_by_tensor_parallelism_unless_it_is_said(folder: Path) -> None:
+    """`_set_moe_expert_tensor_parallel_default`: 1 with expert parallelism, where Megatron-LM takes the tensor-parallel size."""
+    experts = ("+model.num_moe_experts=8", "+model.moe_router_topk=2", "+model.expert_model_parallel_size=4")
+    assert layout(job(folder, "config.yaml", *experts, *WORLD))[4:] == (4, 1)
+    assert layout(job(folder, "config.yaml", *experts, "+model.expert_tensor_parallel_size=2", *WORLD))[4:] == (4, 2)
+
+
 def test_the_callback_of_the_documentation_prints_the_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
