@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from analyzer.api import Launch
     from analyzer.launch.info_options import InfoOptions
     from analyzer.layout_search.dimensions import Space
+    from analyzer.layout_search.evaluation import Evaluation
     from analyzer.layout_search.executors import Workers
     from analyzer.layout_search.problem import Problem
     from analyzer.layout_search.related import Limit, Question
@@ -151,10 +152,17 @@ def _extreme(argv: Sequence[str], launches: Sequence[Launch], options: InfoOptio
         fault = "cannot be used with --info-search-fewest-gpus"
         raise InputError("--info-search-max", fault, "ask one question, then the other with that number of GPUs")
     found: list[tuple[str, Extreme]] = []
-    with _workers(options, _space(problem_of(launches[0]), options)) as workers:
+    with _workers(options, _space(problem_of(launches[0]), options)) as workers, _progress() as show:
         for launch in launches:
-            trained = partial(_training, launch)
-            answers = Answers(problem_of(launch), workers, trained, over=options.search_over, keep=options.keep)
+            answers = Answers(
+                problem_of(launch),
+                workers,
+                partial(_training, launch),
+                over=options.search_over,
+                keep=options.keep,
+                iterations=_least_iterations(launch),
+                progress=show,
+            )
             if options.search_fewest_gpus:
                 answer = answers.fewest_gpus(days=options.search_days)
             else:
@@ -182,7 +190,8 @@ def _several(argv: Sequence[str], launches: Sequence[Launch], options: InfoOptio
             space = _space(problem, options)
             result = _searched(space, workers, show, options)
             name = launch.job.hardware.name or ""
-            questions.append(Question(name, problem.world.size, result, _training(launch, space, result)))
+            training = _training(launch, space, result.best[0]) if result.best else None
+            questions.append(Question(name, problem.world.size, result, training))
             if not result.complete:
                 break
     document = {**head(argv), "searches": questions_json(questions)}
@@ -205,17 +214,23 @@ def _status(results: Sequence[SearchResult]) -> int:
     return FITS if any(each.best for each in results) else DOES_NOT_FIT
 
 
-def _training(launch: Launch, space: Space, result: SearchResult) -> TrainingTime | None:
-    """The whole training with the fastest layout; None if its length is not known or no layout fits."""
-    if not result.best:
-        return None
+def _training(launch: Launch, space: Space, layout: Evaluation) -> TrainingTime | None:
+    """The whole training with a layout; None if its length is not known."""
     from analyzer.layout_search.split_jobs import job_of_layout
 
-    job = job_of_layout(space, result.best[0].layout)
+    job = job_of_layout(space, layout.layout)
     if job is None:
         return None
     time = with_time(predict(job), replace(launch, job=job)).time
     return None if time is None else time.training
+
+
+def _least_iterations(launch: Launch) -> int:
+    """Iterations of the training with the whole batch, at least; 0 if its length is not known."""
+    from analyzer.time.training import least_iterations
+
+    inputs = launch.time
+    return 0 if inputs is None else least_iterations(launch.job, inputs.run, tokens=inputs.tokens)
 
 
 def _space(problem: Problem, options: InfoOptions) -> Space:

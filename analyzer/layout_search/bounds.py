@@ -33,28 +33,24 @@ from analyzer.time.pipeline import is_large, schedule_of
 from analyzer.time.work.context import work_context
 
 
-class ChunkFigures(NamedTuple):
-    """Figures of a model chunk."""
+class ChunkSeconds(NamedTuple):
+    """Seconds of a microbatch in a model chunk."""
 
     forward: float
-    """Seconds of the forward of a microbatch."""
     backward: float
+
+
+class ChunkParameters(NamedTuple):
+    """The parameters of a model chunk."""
+
     dense: int
     """Elements of all parameters except those of experts."""
     experts: int
     parameter_bytes: int
 
 
-class _BlockFigures(NamedTuple):
-    forward: Run
-    backward: Run
-    dense: int
-    experts: int
-    parameter_bytes: int
-
-
-BlockCache = dict[int, tuple[Module, _BlockFigures]]
-"""Figures by the id of their module, which the entry keeps."""
+BlockCache = dict[int, tuple[Module, tuple[Run, Run]]]
+"""Forward and backward by the id of their module, which the entry keeps."""
 
 
 class SplitFigures:
@@ -75,15 +71,24 @@ class SplitFigures:
         self._context, self._settings = work_context(job), settings_of(job)
         self._blocks: BlockCache = {} if blocks is None else blocks
         self._attention: BlockCache = {} if attention is None else attention
-        self._chunks: dict[ChunkKind, ChunkFigures | None] = {}
+        self._seconds: dict[ChunkKind, ChunkSeconds | None] = {}
+        self._parameters: dict[ChunkKind, ChunkParameters | None] = {}
         self._retained: dict[ChunkKind, int] = {}
         self._lists: dict[ChunkKind, ModuleRuns | None] = {}
 
-    def chunk(self, kind: ChunkKind) -> ChunkFigures | None:
-        """The figures of a chunk; None if it has no modules."""
-        if kind not in self._chunks:
-            self._chunks[kind] = self._chunk(kind)
-        return self._chunks[kind]
+    def seconds(self, kind: ChunkKind) -> ChunkSeconds | None:
+        """The seconds of a microbatch in a chunk; None if it has no modules."""
+        if kind not in self._seconds:
+            modules = self._modules(kind)
+            self._seconds[kind] = None if modules is None else self._seconds_of(modules)
+        return self._seconds[kind]
+
+    def parameters(self, kind: ChunkKind) -> ChunkParameters | None:
+        """The parameters of a chunk; None if it has no modules."""
+        if kind not in self._parameters:
+            modules = self._modules(kind)
+            self._parameters[kind] = None if modules is None else parameters_of(modules)
+        return self._parameters[kind]
 
     def retained(self, kind: ChunkKind) -> int:
         """Bytes that a microbatch keeps in a chunk between its forward and its backward."""
@@ -92,21 +97,12 @@ class SplitFigures:
             self._retained[kind] = sum(times * module.retained_bytes for module, times in modules)
         return self._retained[kind]
 
-    def _chunk(self, kind: ChunkKind) -> ChunkFigures | None:
-        modules = self._modules(kind)
-        if modules is None:
-            return None
+    def _seconds_of(self, modules: ModuleRuns) -> ChunkSeconds:
         found = [(self._block(module), times) for module, times in modules]
-        forward = sum_of_runs([(each.forward, times) for each, times in found])
-        backward = sum_of_runs([(each.backward, times) for each, times in found])
+        forward = sum_of_runs([(each, times) for (each, _), times in found])
+        backward = sum_of_runs([(each, times) for (_, each), times in found])
         first, second = pair_seconds(forward, backward, self._rates)
-        return ChunkFigures(
-            forward=first.total,
-            backward=second.total,
-            dense=sum(times * each.dense for each, times in found),
-            experts=sum(times * each.experts for each, times in found),
-            parameter_bytes=sum(times * each.parameter_bytes for each, times in found),
-        )
+        return ChunkSeconds(first.total, second.total)
 
     def _modules(self, kind: ChunkKind) -> ModuleRuns | None:
         """The modules of a chunk with their number. Without full recompute, chunks with the same kinds of layers have the same."""
@@ -123,17 +119,17 @@ class SplitFigures:
             return None
         return tuple((module, next(numbers)[1] if module.kind is ModuleKind.LAYER else times) for module, times in modules)
 
-    def _block(self, module: Module) -> _BlockFigures:
+    def _block(self, module: Module) -> tuple[Run, Run]:
         cache = self._attention if module.kind in ATTENTION_BRANCH else self._blocks
         if id(module) not in cache:
             runs = self._runs_of_children(module) if is_sum_of_children(module, self._settings) else self._runs(module)
-            cache[id(module)] = (module, _BlockFigures(*runs, *module.derived(parameter_figures)))
+            cache[id(module)] = (module, runs)
             module.forget()  # its operations are not needed again, and caches keep many modules
         return cache[id(module)][1]
 
     def _runs_of_children(self, module: Module) -> tuple[Run, Run]:
         children = [self._block(child) for child in module.children]
-        return sum_of_runs([(each.forward, 1) for each in children]), sum_of_runs([(each.backward, 1) for each in children])
+        return sum_of_runs([(forward, 1) for forward, _ in children]), sum_of_runs([(backward, 1) for _, backward in children])
 
     def _runs(self, module: Module) -> tuple[Run, Run]:
         context = context_of(module, self._context)
@@ -142,6 +138,16 @@ class SplitFigures:
             for direction in ("forward", "backward")
         )
         return forward, backward
+
+
+def parameters_of(modules: ModuleRuns) -> ChunkParameters:
+    """The parameters of modules with their number."""
+    found = [(times, *module.derived(parameter_figures)) for module, times in modules]
+    return ChunkParameters(
+        dense=sum(times * dense for times, dense, _, _ in found),
+        experts=sum(times * experts for times, _, experts, _ in found),
+        parameter_bytes=sum(times * size for times, _, _, size in found),
+    )
 
 
 class Plan(NamedTuple):
@@ -177,20 +183,40 @@ class Bounds(NamedTuple):
 
 def bounds(job: TrainingJob, figures: SplitFigures, speed: SpeedSpec, rates: Efficiencies) -> Bounds | None:
     """The bounds of a job whose modules are those of `figures`; None if a chunk has no modules."""
+    seconds, device_bytes = least_seconds(job, figures, speed, rates), least_device_bytes(job, figures)
+    return None if seconds is None or device_bytes is None else Bounds(seconds, device_bytes)
+
+
+def least_seconds(job: TrainingJob, figures: SplitFigures, speed: SpeedSpec, rates: Efficiencies) -> float | None:
+    """The bound of the time; None if a chunk has no modules."""
     plan = plan_of(job)
-    chunks = [figures.chunk(kind) for kind in plan.kinds]
-    if any(chunk is None for chunk in chunks):
+    found = [seconds for kind in plan.kinds if (seconds := figures.seconds(kind)) is not None]
+    ranks = _ranks(plan, figures)
+    if ranks is None or len(found) < len(plan.kinds):
         return None
-    found = [chunk for chunk in chunks if chunk is not None]
-    seconds = _passes(job, plan, [chunk.forward + chunk.backward for chunk in found]) + rates.iteration
-    states, step = 0, 0.0
-    for places in set(plan.ranks):
-        of_rank = [found[place] for place in places]
-        dense, experts = sum(chunk.dense for chunk in of_rank), sum(chunk.experts for chunk in of_rank)
-        step = max(step, seconds_of_parameters(job, dense, experts, speed, rates))
-        size = sum(chunk.parameter_bytes for chunk in of_rank)
-        states = max(states, least_state_bytes(job, dense=dense, experts=experts, parameter_bytes=size))
-    return Bounds(seconds + step, states + outside_allocator_bytes(job))
+    step = max(seconds_of_parameters(job, each.dense, each.experts, speed, rates) for each in ranks)
+    return _passes(job, plan, [each.forward + each.backward for each in found]) + rates.iteration + step
+
+
+def least_device_bytes(job: TrainingJob, figures: SplitFigures) -> int | None:
+    """The bound of the memory; None if a chunk has no modules."""
+    ranks = _ranks(plan_of(job), figures)
+    if ranks is None:
+        return None
+    return max(least_state_bytes(job, **each._asdict()) for each in ranks) + outside_allocator_bytes(job)
+
+
+def _ranks(plan: Plan, figures: SplitFigures) -> list[ChunkParameters] | None:
+    """The parameters of the distinct pipeline ranks; None if a chunk has no modules."""
+    found = [parameters for kind in plan.kinds if (parameters := figures.parameters(kind)) is not None]
+    if len(found) < len(plan.kinds):
+        return None
+    return [parameters_of_rank([found[place] for place in places]) for places in dict.fromkeys(plan.ranks)]
+
+
+def parameters_of_rank(chunks: Sequence[ChunkParameters]) -> ChunkParameters:
+    """The parameters of all chunks of a rank."""
+    return ChunkParameters(*(sum(values) for values in zip(*chunks, strict=True)))
 
 
 def _passes(job: TrainingJob, plan: Plan, seconds: Sequence[float]) -> float:

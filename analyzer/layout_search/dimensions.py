@@ -149,8 +149,22 @@ class Space:
     def splits(self) -> Iterator[Split]:
         """The splits whose sizes divide the world and the batch."""
         for split in splits(self.sizes, self.scale):
+            if not self.reduces_experts(split):
+                continue
             for sequence in self.sequences(split.tensor):
                 yield split._replace(sequence=sequence)
+
+    def reduces_experts(self, split: Split) -> bool:
+        """Whether gradients of experts are summed over the ranks with the same part of them; the sizes of the launch are kept.
+
+        Without expert parallelism Megatron reduces them with all other gradients, over the ranks with the same part of those: with
+        another tensor-parallel size of the experts, it adds gradients of different weights, or leaves out some of them. Source: the
+        attribute `allreduce` of the weights (core/extensions/transformer_engine.py, core/transformer/moe/experts.py, 0.16.1).
+        """
+        given = self.problem.given
+        if split.expert > 1 or split.expert_tensor == split.tensor or given.model.moe is None or given.fsdp is not None:
+            return True
+        return split[:4] == self.given.split[:4]
 
     def sequences(self, tensor: int) -> tuple[bool, ...]:
         """Whether sequence parallelism may be on. It comes with tensor parallelism where that is searched."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import lcm
+from math import inf, lcm
 from typing import Final, Literal, NamedTuple
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.layout_search.dimensions import Space, space_of
 from analyzer.layout_search.evaluation import Evaluation
 from analyzer.layout_search.executors import Workers
+from analyzer.layout_search.nodes import root_nodes
 from analyzer.layout_search.options import by_flag
 from analyzer.layout_search.problem import Changes, Problem, with_changes
 from analyzer.layout_search.related import LONGEST, in_a_legal_layout, length_changes, memory_of_job, with_world
-from analyzer.layout_search.result import SearchResult
-from analyzer.layout_search.search import search_space
+from analyzer.layout_search.result import INTERRUPTED, SearchResult
+from analyzer.layout_search.search import Aim, Progress, search_space
 from analyzer.layout_search.space import Layout
 from analyzer.layout_search.split_jobs import job_of_layout
 from analyzer.results import TrainingTime
@@ -36,8 +37,9 @@ without it."""
 SIGNIFICANT_BITS: Final = 3
 """Sequence lengths that are tried are multiples of a power of two, at most 2 to this power of them."""
 
-Trained = Callable[[Space, SearchResult], TrainingTime | None]
-"""The whole training with the first layout of a result; None if its length is not known."""
+DAY: Final = 86_400.0
+Trained = Callable[[Space, Evaluation], TrainingTime | None]
+"""The whole training with a layout; None if its length is not known."""
 
 
 class Extreme(NamedTuple):
@@ -62,10 +64,20 @@ class Answers:
     """Answers questions about a problem. `over` and `keep` limit the dimensions of a layout, as in a search."""
 
     def __init__(
-        self, problem: Problem, workers: Workers, trained: Trained, *, over: Sequence[str] = (), keep: Sequence[str] = ()
+        self,
+        problem: Problem,
+        workers: Workers,
+        trained: Trained,
+        *,
+        over: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        iterations: int = 0,
+        progress: Callable[[Progress], None] | None = None,
     ) -> None:
+        """`iterations`: those of the training, at least, each as long as one with the whole batch."""
         self._problem, self._workers, self._trained = problem, workers, trained
         self._over, self._keep = over, keep
+        self._iterations, self._progress = iterations, progress
         self._last: Layout | None = None
         """A layout that fitted with the last number or value."""
 
@@ -77,15 +89,14 @@ class Answers:
         """
         below: int | None = None
         for number in self._growing():
-            if (found := self._enough(number, days)) is None:
+            if not self._is_enough(number, days):
                 below = number
                 continue
             for between in self._between(below, number):
-                smaller = self._enough(between, days)
-                if smaller is not None:
-                    return smaller._replace(not_enough=below)
+                if self._is_enough(between, days):
+                    return self._on(between, below, days)
                 below = between
-            return found._replace(not_enough=below)
+            return self._on(number, below, days)
         return Extreme("gpus", None, MOST_GPUS, None, {}, None, None)
 
     def largest(self, option: Literal["seq-length", "micro-batch-size"]) -> Extreme:
@@ -105,11 +116,12 @@ class Answers:
         if fits is None:
             return Extreme(option, None, gpus, above, {}, None, None)
         space, result = self._fastest(self._changed(_changes(option, fits, self._problem), keep), keep)
-        training = self._trained(space, result)
+        layout = result.best[0] if result.best else None
+        training = None if layout is None else self._trained(space, layout)
         options = by_flag(_changes(option, fits, self._problem), self._problem.arguments)
         if flag_of(MASK) in options:
             options[flag_of(MASK)] = True  # a flag that switches off
-        return Extreme(option, fits, gpus, above, options, result.best[0] if result.best else None, training)
+        return Extreme(option, fits, gpus, above, options, layout, training)
 
     # -- numbers of GPUs
 
@@ -128,25 +140,43 @@ class Answers:
         if below is not None and below >= per_node:
             yield from range(below + per_node, above, per_node)
 
-    def _enough(self, number: int, days: float | None) -> Extreme | None:
-        """The answer for a number of GPUs; None if no layout fits, or the fastest one is too slow."""
+    def _is_enough(self, number: int, days: float | None) -> bool:
+        """Whether a layout fits on a number of GPUs, and the training with it takes at most `days`."""
+        problem = self._with_gpus(number)
+        if problem is None:
+            return False
+        if days is None:
+            return self._fits(problem, self._keep)
+        space = space_of(problem, over=self._over, keep=self._keep)
+        most = (1 + 1e-9) * days * DAY / self._iterations if self._iterations else inf
+        if not any(node.seconds <= most for node in root_nodes(space)) or not self._fits(problem, self._keep):
+            return False
+        found = self._search(space, "fastest", most_seconds=most, enough=lambda each: self._takes(space, each) <= days)
+        return any(self._takes(space, each) <= days for each in found.best)
+
+    def _takes(self, space: Space, layout: Evaluation) -> float:
+        """Days of the training with a layout. Raises InputError if the length of the training is not known."""
+        training = self._trained(space, layout)
+        if training is None:
+            fault = "the length of the training is not known"
+            raise InputError("--info-search-days", fault, "add --info-tokens, or --train-iters to the launch")
+        return training.days
+
+    def _on(self, number: int, below: int | None, days: float | None) -> Extreme:
+        """The answer for a number of GPUs that is enough: the fastest layout, or the fastest in time if that is not."""
+        problem = self._with_gpus(number)
+        space, result = self._fastest(problem, self._keep)
+        first = result.best[0]
+        if days is not None:
+            first = next((each for each in result.best if self._takes(space, each) <= days), first)
+        return Extreme("gpus", number, number, below, {}, first, self._trained(space, first))
+
+    def _with_gpus(self, number: int) -> Problem | None:
+        """The launch on a number of GPUs; None if no layout is legal."""
         try:
-            problem = with_world(self._problem, number, over=self._over, keep=self._keep)
+            return with_world(self._problem, number, over=self._over, keep=self._keep)
         except InputError:
             return None
-        if not self._fits(problem, self._keep):
-            return None
-        space, result = self._fastest(problem, self._keep)
-        if not result.best:
-            return None
-        training = self._trained(space, result)
-        if days is not None:
-            if training is None:
-                fault = "the length of the training is not known"
-                raise InputError("--info-search-days", fault, "add --info-tokens, or --train-iters to the launch")
-            if training.days > days:
-                return None
-        return Extreme("gpus", number, number, None, {}, result.best[0], training)
 
     # -- values of options
 
@@ -197,7 +227,7 @@ class Answers:
         if self._last is not None and _layout_fits(space, self._last):
             return True
         for each in (self._small(space), space):
-            found = () if each is None else search_space(each, self._workers, aim="any").best
+            found = () if each is None else self._search(each, "any").best
             if found:
                 self._last = found[0].layout
                 return True
@@ -214,7 +244,20 @@ class Answers:
         if problem is None:
             raise AssertionError("a launch that no layout of which is legal does not fit")
         space = space_of(problem, over=self._over, keep=keep)
-        return space, search_space(space, self._workers, aim="fastest")
+        return space, self._search(space, "fastest")
+
+    def _search(
+        self, space: Space, aim: Aim, *, most_seconds: float = inf, enough: Callable[[Evaluation], bool] | None = None
+    ) -> SearchResult:
+        """A search for an answer. Raises KeyboardInterrupt if it was interrupted, and InputError if its workers are lost."""
+        result = search_space(
+            space, self._workers, aim=aim, progress=self._progress, most_seconds=most_seconds, enough=enough, advises=False
+        )
+        if result.ended == INTERRUPTED:
+            raise KeyboardInterrupt
+        if result.ended:
+            raise InputError("--info-workers", f"the search ended early: {result.ended}", "start the workers again")
+        return result
 
 
 def _layout_fits(space: Space, layout: Layout) -> bool:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from analyzer.errors import AnalyzerError
-from analyzer.layout_search.bounds import BlockCache, Bounds, SplitFigures, bounds
+from analyzer.layout_search.bounds import BlockCache, Bounds, SplitFigures, least_device_bytes, least_seconds
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.evaluation import Evaluation, evaluate
 from analyzer.layout_search.floors import Floors
@@ -28,6 +28,7 @@ from analyzer.layout_search.split_jobs import (
     layout_changes,
     with_stages,
 )
+from analyzer.layout_search.state_floors import StateFloors
 from analyzer.layout_search.variants import Variants
 from analyzer.memory.screen import screen
 from analyzer.specs import TrainingJob
@@ -61,6 +62,8 @@ class Cutoffs(NamedTuple):
     """Most seconds of a layout on the front."""
     front: tuple[tuple[float, int], ...] = ()
     """Seconds and bytes of evaluated layouts, ordered by rising time and falling memory."""
+    timed: bool = True
+    """Whether the time of a layout matters. Otherwise nodes have no bound of it, which saves most of the work."""
 
     def needs(self, seconds: float, device_bytes: int) -> bool:
         """Whether a layout with at least so much time and memory can be among the best or on the front."""
@@ -72,14 +75,17 @@ class Cutoffs(NamedTuple):
         return not place or self.front[place - 1][1] > device_bytes
 
 
-def root_nodes(space: Space) -> Iterator[Node]:
-    """A node for each split and setting."""
-    floors = [Floors(space, setting) for setting in range(len(space.settings))]
+def root_nodes(space: Space, *, timed: bool = True) -> Iterator[Node]:
+    """A node for each split and setting that may fit. If not `timed`, without bounds of the time."""
+    floors, states = [Floors(space, setting) for setting in range(len(space.settings))], StateFloors(space)
     for split in space.splits():
         for setting in space.settings_of(split):
-            floor = floors[setting].of(split)
+            device_bytes = states.of(setting, split)
+            if device_bytes > space.problem.capacity:
+                continue
+            floor = floors[setting].of(split) if timed else 0.0
             if floor is not None:
-                yield Node(floor, 0, setting, split)
+                yield Node(floor, device_bytes, setting, split)
 
 
 def with_more_overlaps(space: Space, layouts: Iterable[Layout]) -> Iterator[Node]:
@@ -111,7 +117,7 @@ class Expander:
         if node.recompute is not None:
             self._collect()
             return self._evaluation(node, cutoffs)
-        found = self._distributions(node) if node.stages is None else self._layouts(node)
+        found = self._distributions(node, cutoffs) if node.stages is None else self._layouts(node, timed=cutoffs.timed)
         return [each for each in found if cutoffs.needs(each.seconds, each.device_bytes)]
 
     def _collect(self) -> None:
@@ -127,24 +133,27 @@ class Expander:
             return None
         return found, SplitFigures(found.job, problem.speed, problem.rates, attention=self._of_attention(setting, split))
 
-    def _distributions(self, node: Node) -> Iterator[Node]:
+    def _distributions(self, node: Node, cutoffs: Cutoffs) -> Iterator[Node]:
+        """The distributions of layers of a split. Their memory is looked at first: its bound is cheap, and leaves out many."""
         found = self._figures(node.setting, node.split)
         if found is None:
             return
         of_split, of_base = found
-        space = self.space
+        space, problem = self.space, self.space.problem
         figures = {of_split.job.flags: of_base}
         for stages in space.stages(node.split):
             changed = with_stages(space, node.setting, of_split.job, stages)
             if first_violation(changed) is not None:
                 continue
             if changed.flags not in figures:
-                figures[changed.flags] = SplitFigures(changed, space.problem.speed, space.problem.rates)
-            bound = bounds(changed, figures[changed.flags], space.problem.speed, space.problem.rates) or Bounds(node.seconds, 0)
-            if bound.device_bytes <= space.problem.capacity:
-                yield node._replace(seconds=bound.seconds * ROUNDING, device_bytes=bound.device_bytes, stages=stages)
+                figures[changed.flags] = SplitFigures(changed, problem.speed, problem.rates)
+            least = least_device_bytes(changed, figures[changed.flags]) or 0
+            if least > problem.capacity or not cutoffs.needs(node.seconds, least):
+                continue
+            seconds = least_seconds(changed, figures[changed.flags], problem.speed, problem.rates) if cutoffs.timed else None
+            yield node._replace(seconds=node.seconds if seconds is None else seconds * ROUNDING, device_bytes=least, stages=stages)
 
-    def _layouts(self, node: Node) -> Iterator[Node]:
+    def _layouts(self, node: Node, *, timed: bool) -> Iterator[Node]:
         """The layouts of a distribution of layers."""
         space, stages = self.space, node.stages
         if stages is None:
@@ -154,7 +163,8 @@ class Expander:
         choices = space.recomputes(stages)
         if job is not None:
             base = Bounds(node.seconds, node.device_bytes)
-            cheap = self._variants(node.setting, node.split, self._typical_stages(node, stages, job)).bounds(job, choices, base)
+            variants = self._variants(node.setting, node.split, self._typical_stages(node, stages, job))
+            cheap = variants.bounds(job, choices, base, timed=timed)
         else:
             cheap = [(recompute, Bounds(node.seconds, node.device_bytes)) for recompute in choices]
         for recompute, bound in cheap:

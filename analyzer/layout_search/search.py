@@ -64,9 +64,10 @@ class Progress(NamedTuple):
 class _State:
     """What a search has found so far."""
 
-    def __init__(self, space: Space, aim: Aim) -> None:
+    def __init__(self, space: Space, aim: Aim, most_seconds: float = inf) -> None:
         self._space = space
         self.aim = aim
+        self._most_seconds = most_seconds
         self.evaluations: dict[str, Evaluation] = {}
         self.fastest: dict[Distribution, Evaluation] = {}
         """The fastest recomputation and overlaps for each distribution of layers."""
@@ -131,7 +132,7 @@ class _State:
     def cutoffs(self) -> Cutoffs:
         """What further layouts must be better than."""
         if self.aim != "table":
-            return Cutoffs(self.fastest_seconds, 0.0)
+            return Cutoffs(min(self.fastest_seconds, self._most_seconds), 0.0, timed=self.aim != "any")
         best = self.best
         slowest = best[BEST - 1].iteration_seconds if len(best) >= BEST else inf
         front = tuple((each.iteration_seconds, each.device_bytes) for each in self.front)
@@ -156,7 +157,10 @@ class _State:
         return tasks
 
     def progress(self, cutoffs: Cutoffs) -> Progress:
-        left = sum(self.is_needed(node, cutoffs) for _, _, node in self.heap)
+        if self.aim == "table":
+            left = sum(self.is_needed(node, cutoffs) for _, _, node in self.heap)
+        else:  # as above, in a fraction of the time: a search without a front has many more nodes
+            left = sum(node.seconds <= cutoffs.best_seconds for _, _, node in self.heap)
         return Progress(self.expanded, left, self.evaluated, self.fastest_seconds if self.evaluations else None)
 
 
@@ -167,19 +171,27 @@ def search_space(
     aim: Aim = "table",
     seconds: float = inf,
     progress: Callable[[Progress], None] | None = None,
+    most_seconds: float = inf,
+    enough: Callable[[Evaluation], bool] | None = None,
+    advises: bool = True,
 ) -> SearchResult:
-    """The result of a search. A KeyboardInterrupt, the loss of all workers, or `seconds` end it with what was found."""
+    """The result of a search. A KeyboardInterrupt, the loss of all workers, or `seconds` end it with what was found.
+
+    With an aim other than "table" layouts that take longer than `most_seconds` are left out, and a layout that is `enough` ends the
+    search. `advises`: whether the smallest change that fits is looked for.
+    """
     started = time.monotonic()
-    state = _State(space, aim)
-    expand = partial(_expand, state, workers=workers, progress=progress, until=started + seconds)
+    state = _State(space, aim, most_seconds)
+    expand = partial(_expand, state, workers=workers, progress=progress, until=started + seconds, enough=enough)
     ended = ""
     with collector_paused():
-        number = candidates(space)  # first, so that workers get the space with what this has computed
+        # first, so that workers get the space with what this has computed
+        number = 0 if aim == "any" else candidates(space)
         given = _given(space)
         try:
             if given is not None:
                 state.add(given)
-            state.push(root_nodes(space))
+            state.push(root_nodes(space, timed=aim != "any"))
             sent = pickle.dumps(space)
             expand(sent)
             if aim != "any":
@@ -193,7 +205,7 @@ def search_space(
             ended = str(error)
         except _OutOfTimeError:
             ended = f"{LIMIT} of {seconds:g} s"
-        searched = given is None and not ended and space.problem.runs and aim != "any"
+        searched = advises and given is None and not ended and space.problem.runs and aim != "any"
         smallest = smallest_change(space) if searched else None
     return SearchResult(
         candidates=number,
@@ -215,9 +227,18 @@ class _OutOfTimeError(Exception):
     """The time of a search is over."""
 
 
-def _expand(state: _State, space: bytes, *, workers: Workers, progress: Callable[[Progress], None] | None, until: float) -> None:
+def _expand(
+    state: _State,
+    space: bytes,
+    *,
+    workers: Workers,
+    progress: Callable[[Progress], None] | None,
+    until: float,
+    enough: Callable[[Evaluation], bool] | None,
+) -> None:
     shown = 0.0
-    while state.heap and not (state.aim == "any" and state.evaluations):
+    ended = state.aim == "any" and bool(state.evaluations)
+    while state.heap and not ended:
         if time.monotonic() > until:
             raise _OutOfTimeError
         cutoffs = state.cutoffs()
@@ -226,6 +247,7 @@ def _expand(state: _State, space: bytes, *, workers: Workers, progress: Callable
             state.push(outcome.nodes)
             for evaluation in outcome.evaluations:
                 state.add(evaluation)
+                ended = ended or state.aim == "any" or (enough is not None and enough(evaluation))
         if progress is not None and time.monotonic() >= shown + BETWEEN_PROGRESS:
             shown = time.monotonic()
             progress(state.progress(state.cutoffs()))

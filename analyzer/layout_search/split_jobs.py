@@ -48,7 +48,10 @@ def _sizes_are_legal(job: TrainingJob) -> bool:
 
 
 def job_of_layout(space: Space, layout: Layout) -> TrainingJob | None:
-    """The job of a layout; None if Megatron refuses it, or if it changes an option that must not change."""
+    """The job of a layout; None if Megatron refuses it or reduces its gradients wrongly, or if it changes an option that must not
+    change."""
+    if not space.reduces_experts(layout.split):
+        return None
     changes = layout_changes(space, layout)
     if not space.keep.isdisjoint(changes.keys() - space.problem.with_any_change.keys()):
         return None

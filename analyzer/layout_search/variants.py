@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from analyzer.layout_search.bounds import BlockCache, Bounds, SplitFigures, bounds, plan_of
+from analyzer.layout_search.bounds import BlockCache, Bounds, SplitFigures, least_seconds, parameters_of_rank, plan_of
 from analyzer.layout_search.space import Recompute
 from analyzer.memory.device_overhead import outside_allocator_bytes
 from analyzer.memory.screen import has_known_flight, least_state_bytes, microbatches_in_flight
@@ -36,9 +36,12 @@ class Variants:
         self._blocks: BlockCache = {}
         self._attention = attention
 
-    def bounds(self, job: TrainingJob, recomputes: Iterable[Recompute], base: Bounds) -> list[tuple[Recompute, Bounds]]:
-        """The bounds of each recomputation of a job. `base`: those of the job without, which are at most as high."""
-        of_job = _OfJob(job, self._of, base, self._speed, self._rates)
+    def bounds(
+        self, job: TrainingJob, recomputes: Iterable[Recompute], base: Bounds, *, timed: bool = True
+    ) -> list[tuple[Recompute, Bounds]]:
+        """The bounds of each recomputation of a job. `base`: those of the job without, which are at most as high. If not `timed`,
+        the bounds of the time are those of `base`."""
+        of_job = _OfJob(job, self._of, base, self._speed, self._rates, timed=timed)
         return [(recompute, base if recompute.given else of_job.bounds(recompute)) for recompute in recomputes]
 
     def _of(self, atom: Recompute) -> SplitFigures | None:
@@ -71,8 +74,11 @@ class _OfJob:
         base: Bounds,
         speed: SpeedSpec,
         rates: Efficiencies,
+        *,
+        timed: bool,
     ) -> None:
         self._job, self._figures, self._base, self._speed, self._rates = job, figures, base, speed, rates
+        self._timed = timed
         self._plan = plan_of(job)
         self._seconds: dict[Recompute, float] = {}
         self._savings: dict[Recompute, tuple[int, ...]] = {}
@@ -83,7 +89,7 @@ class _OfJob:
     def bounds(self, recompute: Recompute) -> Bounds:
         """The bounds of a recomputation."""
         atoms = _atoms(recompute)
-        least = max((self._seconds_of(atom) for atom in atoms), default=0.0)
+        least = max((self._seconds_of(atom) for atom in atoms), default=0.0) if self._timed else 0.0
         memory = 0
         if self._ranks:
             saved = _saved([(atom, self._savings_of(atom)) for atom in atoms], len(self._kept))
@@ -94,8 +100,8 @@ class _OfJob:
     def _seconds_of(self, atom: Recompute) -> float:
         if atom not in self._seconds:
             figures = self._figures(atom)
-            found = None if figures is None else bounds(self._job, figures, self._speed, self._rates)
-            self._seconds[atom] = 0.0 if found is None else found.seconds
+            found = None if figures is None else least_seconds(self._job, figures, self._speed, self._rates)
+            self._seconds[atom] = 0.0 if found is None else found
         return self._seconds[atom]
 
     def _savings_of(self, atom: Recompute) -> tuple[int, ...]:
@@ -108,18 +114,13 @@ class _OfJob:
 
     def _of_ranks(self, plain: SplitFigures) -> tuple[_Rank, ...]:
         job, plan = self._job, self._plan
-        chunks = [plain.chunk(kind) for kind in plan.kinds]
-        if any(chunk is None for chunk in chunks):
+        chunks = [parameters for kind in plan.kinds if (parameters := plain.parameters(kind)) is not None]
+        if len(chunks) < len(plan.kinds):
             return ()
         found = []
         for rank in plan.first:
-            of_rank = [chunk for place in plan.ranks[rank] if (chunk := chunks[place]) is not None]
-            states = least_state_bytes(
-                job,
-                dense=sum(chunk.dense for chunk in of_rank),
-                experts=sum(chunk.experts for chunk in of_rank),
-                parameter_bytes=sum(chunk.parameter_bytes for chunk in of_rank),
-            )
+            of_rank = parameters_of_rank([chunks[place] for place in plan.ranks[rank]])
+            states = least_state_bytes(job, **of_rank._asdict())
             numbers: Counter[int] = Counter()
             for place, number in zip(plan.ranks[rank], microbatches_in_flight(job, rank), strict=True):
                 numbers[place] += number

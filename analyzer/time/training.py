@@ -62,6 +62,17 @@ def _samples(job: TrainingJob, run: RunSpec, tokens: int | None) -> int | None:
     return None
 
 
+def least_iterations(job: TrainingJob, run: RunSpec, *, tokens: int | None) -> int:
+    """Iterations of a training, at least, in units of one with the whole batch; 0 if its length is not known.
+
+    During a ramp-up an iteration with a part of the batch takes at least that part of the time.
+    """
+    samples = _samples(job, run, tokens)
+    if samples is None:
+        return 0
+    return max(0, samples // job.batch.global_batch_size - (run.rampup is not None))
+
+
 def _iterations(job: TrainingJob, run: RunSpec, time: IterationTime, samples: int) -> tuple[int, float]:
     """Iterations as Megatron counts them (`update_train_iters`), and their seconds.
 

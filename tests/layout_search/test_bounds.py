@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzer.api import problem_of, read_launch
 from analyzer.layout_search.bounds import Plan, _passes
-from analyzer.layout_search.dimensions import Space
+from analyzer.layout_search.dimensions import Space, space_of
 from analyzer.layout_search.nodes import Cutoffs, Expander, Node, root_nodes
 from analyzer.layout_search.split_jobs import base_recompute, job_of_split, with_stages
 from analyzer.memory.screen import microbatches_in_flight, screen
@@ -19,6 +20,7 @@ from analyzer.specs import TrainingJob
 from analyzer.time import pipeline
 from tests.examples import examples
 from tests.layout_search.every_layout import UNLIMITED, Every
+from tests.layout_search.random_spaces import NOWHERE
 from tests.small_job import job as small_job
 
 EVERYTHING = Cutoffs(inf, inf)
@@ -53,7 +55,26 @@ def test_every_bound_is_at_most_what_it_bounds(every: Every, tree: Tree) -> None
         layout, seconds = each.layout, each.evaluation.iteration_seconds
         split, distribution, complete = tree.splits[layout[:2]], tree.distributions[layout[:3]], tree.layouts[layout]
         assert split.seconds <= distribution.seconds <= complete.seconds <= seconds, layout
-        assert distribution.device_bytes <= complete.device_bytes <= each.evaluation.device_bytes, layout
+        assert split.device_bytes <= distribution.device_bytes <= complete.device_bytes <= each.evaluation.device_bytes, layout
+
+
+def test_splits_without_room_for_the_states_are_left_out() -> None:
+    """Weights, gradients, master weights and moments of bf16 training have 18 bytes of memory for each parameter, on any layout."""
+    words = (
+        "--nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 1024 "
+        "--max-position-embeddings 1024 --bf16 --use-distributed-optimizer --micro-batch-size 1 --global-batch-size 16 --lr 1e-4 "
+        "--train-iters 10 --tokenizer-type NullTokenizer --vocab-size 31999 --num-experts 8 --disable-bias-linear "
+        "--moe-token-dispatcher-type alltoall --sequence-parallel --info-gpu H100-80GB --info-gpu-memory"
+    )
+    of_layer = 4 * 4096**2 + 8 * 2 * 4 * 4096**2  # attention, and two matrices of eight experts
+    states = 18 * 8 * of_layer // 8
+
+    def roots(memory: int) -> list[Node]:
+        launch = read_launch([*words.split(), f"{memory}B"], environ={}, folder=NOWHERE)
+        return list(root_nodes(space_of(problem_of(launch), over=("tp", "pp", "ep", "etp", "cp")), timed=False))
+
+    assert roots(states + 2**24)
+    assert not roots(states - 2**24)
 
 
 def test_the_bounds_of_a_layout_hold_for_it_without_overlaps(every: Every, tree: Tree) -> None:

@@ -95,10 +95,20 @@ def test_the_launch_without_sequence_parallelism_is_a_layout_of_its_own() -> Non
 
 def test_an_explicit_expert_tensor_size_stays() -> None:
     moe = "--num-experts 8 --disable-bias-linear --sequence-parallel --tensor-model-parallel-size 2 "
-    explicit = space(moe + "--expert-tensor-parallel-size 2", over=("tp",)).splits()
+    explicit = space(moe + "--expert-tensor-parallel-size 2 --expert-model-parallel-size 2", over=("tp",)).splits()
     assert {(each.tensor, each.expert_tensor) for each in explicit} == {(1, 2), (2, 2), (4, 2), (8, 2)}
     implied = space(moe, over=("tp",)).splits()
     assert {(each.tensor, each.expert_tensor) for each in implied} == {(1, 1), (2, 2), (4, 4), (8, 8)}
+
+
+def test_experts_without_expert_parallelism_are_split_as_other_weights() -> None:
+    """Megatron would reduce their gradients over ranks with other parts of them. A launch that does so keeps its own sizes."""
+    moe = "--num-experts 8 --disable-bias-linear --sequence-parallel --tensor-model-parallel-size 2 "
+    found = list(space(moe, over=("tp", "ep", "etp")).splits())
+    assert {each.expert_tensor == each.tensor for each in found if each.expert == 1} == {True}
+    assert {(each.tensor, each.expert_tensor) for each in found if each.expert == 2} >= {(1, 2), (2, 1), (2, 2), (4, 1)}
+    given = space(moe + "--expert-tensor-parallel-size 1", over=("tp",)).splits()
+    assert {(each.tensor, each.expert_tensor) for each in given} == {(1, 1), (2, 1)}
 
 
 def test_an_own_distribution_of_layers_stays_unless_layers_are_searched() -> None:

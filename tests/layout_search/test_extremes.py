@@ -10,6 +10,7 @@ import pytest
 from analyzer.api import problem_of, read_launch
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.layout_search.dimensions import space_of
+from analyzer.layout_search.evaluation import Evaluation, evaluate
 from analyzer.layout_search.executors import Workers
 from analyzer.layout_search.extremes import Answers
 from analyzer.layout_search.problem import Problem, with_changes
@@ -91,6 +92,34 @@ def test_whole_nodes_between_two_powers_of_two_are_tried() -> None:
     found._problem = three
     answer = found.fewest_gpus(days=0.34)
     assert (answer.value, answer.not_enough) == (24, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [True, False])
+def test_the_smallest_number_of_gpus_for_a_time_is_that_of_all_layouts(known: bool) -> None:
+    """`known`: whether the number of iterations is, from which slow layouts are left out at once."""
+    iterations = 1000
+    fastest = {}
+    for number in (1, 2, 4, 8):
+        space = space_of(with_world(problem("80GiB"), number), over=OVER)
+        jobs = [(layout, job_of_layout(space, layout)) for layout in layouts_of(space)]
+        problem_ = space.problem
+        found = [evaluate(layout, {}, job, problem_.speed, problem_.rates) for layout, job in jobs if job is not None]
+        fastest[number] = min(each.iteration_seconds for each in found if each is not None)
+
+    def trained(_: object, layout: Evaluation) -> TrainingTime:
+        days = iterations * layout.iteration_seconds / 86_400
+        return TrainingTime(
+            iterations=1, tokens=1, days=days, gpu_hours=1, training_days=days, evaluation_days=0, checkpoint_days=0,
+            checkpoint_bytes=0, cost=None,
+        )  # fmt: skip
+
+    asked = Answers(problem("80GiB"), Workers(), trained, over=OVER, iterations=iterations if known else 0)
+    for number, seconds in fastest.items():
+        answer = asked.fewest_gpus(days=1.0001 * iterations * seconds / 86_400)
+        assert answer.value == min(each for each, time in fastest.items() if time <= 1.0001 * seconds) == number
+        assert answer.layout is not None
+        assert answer.layout.iteration_seconds == pytest.approx(seconds)
 
 
 def test_a_limit_of_days_needs_the_length_of_the_training() -> None:

@@ -44,11 +44,30 @@ def warn_of_tolerated(launch: LaunchInput, job: TrainingJob) -> None:
             "Megatron-FSDP reduces no gradients between the optimizer instances without --overlap-grad-reduce, so the instances "
             "train different models: add --overlap-grad-reduce."
         )
+    if _experts_are_reduced_with_others(job):
+        launch.warn(
+            "Without expert parallelism Megatron reduces the gradients of experts with all others, over ranks with other parts of "
+            f"the experts, and trains wrongly: use --expert-tensor-parallel-size {job.parallel.tensor}, as "
+            "--tensor-model-parallel-size, or --expert-model-parallel-size 2 or more."
+        )
     if _experts_are_mixed(job):
         launch.warn(
             "With several optimizer instances Megatron-FSDP of this release shards experts over the replicas of the dense model, "
             "which have other experts, and trains wrongly: leave out --num-distributed-optimizer-instances."
         )
+
+
+def _experts_are_reduced_with_others(job: TrainingJob) -> bool:
+    """Whether gradients of experts are summed over ranks that have other parts of the weights, or not over all of their ranks.
+
+    The attribute `allreduce` of their weights selects the group of all other parameters with one expert-parallel rank
+    (core/extensions/transformer_engine.py, core/transformer/moe/experts.py, 0.16.1). Those groups have the ranks with the same
+    part of a weight only if experts are split over the tensor-parallel ranks.
+    """
+    parallel = job.parallel
+    if job.model.moe is None or job.fsdp is not None or parallel.expert > 1:
+        return False
+    return parallel.expert_tensor != parallel.tensor
 
 
 def _experts_are_mixed(job: TrainingJob) -> bool:

@@ -64,6 +64,22 @@ def test_experts_that_megatron_fsdp_shards_like_dense_layers_get_a_warning(line:
     assert any("trains wrongly" in each for each in job.warnings) is warned
 
 
+@pytest.mark.parametrize(
+    ("sizes", "warned"),
+    [
+        ("--tensor-model-parallel-size 2 --expert-tensor-parallel-size 1", True),
+        ("--tensor-model-parallel-size 1 --expert-tensor-parallel-size 2", True),
+        ("--tensor-model-parallel-size 2 --expert-tensor-parallel-size 2", False),
+        ("--tensor-model-parallel-size 2 --expert-tensor-parallel-size 1 --expert-model-parallel-size 2", False),
+    ],
+)
+def test_experts_that_are_reduced_with_other_weights_get_a_warning(sizes: str, warned: bool) -> None:
+    """`setattr(param, "allreduce", not (is_expert and self.expert_parallel))` (TEGroupedLinear, 0.16.1)."""
+    experts = "--num-experts 8 --disable-bias-linear --moe-token-dispatcher-type alltoall --sequence-parallel"
+    job = job_of(f"{experts} {sizes}", gpus=8)
+    assert any("with other parts of the experts" in each for each in job.warnings) is warned
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_optimizer_instances_contradict_fp32_accumulation_in_reduce_scatter(release: str) -> None:
     """`_ParamAndGradBucketGroup`: 'RS w/ FP32 accumulation not supported with num_distributed_optimizer_instances > 1'."""
