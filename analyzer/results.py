@@ -5,16 +5,19 @@ All sizes are in bytes and all ranks are global. `docs/json.md` describes the fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from analyzer.layout.groups import RankRanges
 from analyzer.layout.stages import Chunk
 from analyzer.modules.tree import Module
 from analyzer.specs import TrainingJob
 from analyzer.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import pandas
 
 FLOPS_DEFINITION: Final = (
     "Model FLOPs are those of Megatron's num_floating_point_operations. Utilization is of the dense 16-bit peak of the GPU; of the "
@@ -265,8 +268,27 @@ class NewestRelease:
     """The option that it refuses."""
 
 
+class Exported:
+    """A result that other programs and notebooks can read."""
+
+    exports: ClassVar[dict[str, Callable[[Any], Any]]] = {}
+    """Functions of `analyzer.report.exports`, a higher layer, by the name of the method that calls them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `--info-json` writes, as dictionaries, lists, texts and numbers. docs/json.md explains its fields.
+
+        Sizes are in bytes, times in seconds. Of a training `newest_release` is None: only the command compares releases.
+        """
+        found: dict[str, Any] = self.exports["to_dict"](self)
+        return found
+
+    def _repr_html_(self) -> str:
+        """The most important figures as a small HTML table, which a notebook shows."""
+        return str(self.exports["_repr_html_"](self))
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Report:
+class Report(Exported):
     """The full result of an analysis."""
 
     engine: Literal["formula", "shadow", "both"]
@@ -310,3 +332,11 @@ class Report:
         time = "" if self.time is None else f", {format_seconds(self.time.iteration_seconds)} for an iteration"
         gpu = f" on {self.verdict.gpu}" if self.verdict.gpu else ""
         return f"<Report: {self.verdict.state or 'no verdict'}{gpu}, {format_bytes(size)} of the highest-memory rank{time}>"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The memory as a pandas DataFrame, one row for each rank class, which are ranks with equal memory.
+
+        Columns: `ranks` (such as "0-3, 8-11"), `number_of_ranks`, `pipeline_rank`, `parameters`, and the sizes of `RankMemory` in
+        bytes. Raises ImportError without pandas.
+        """
+        return self.exports["to_pandas"](self)

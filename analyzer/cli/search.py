@@ -256,8 +256,16 @@ def _only_limit(argv: Sequence[str], launch: Launch, options: InfoOptions) -> in
     limit = _largest(problem, options)
     if options.json is None or not write_json({**head(argv), "largest": limit_json(limit)}, options.json):
         with standard_output() as stream:
-            print_limit(limit, problem.capacity, stream=stream)
+            print_limit(limit, problem.capacity, flag=_flag(problem, limit), stream=stream)
     return DOES_NOT_FIT if limit.value is None else FITS
+
+
+def _flag(problem: Problem, limit: Limit) -> str:
+    """The option of a limit: of encoders with their own length, that one."""
+    from analyzer.layout_search.related import length_changes
+    from analyzer.specs.option_names import flag_of
+
+    return f"--{limit.option}" if limit.option == "micro-batch-size" else flag_of(next(iter(length_changes(problem, 0))))
 
 
 def _largest(problem: Problem, options: InfoOptions) -> Limit:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from analyzer.layout.groups import RankRanges
-from analyzer.results import MemoryPart, Verdict
+from analyzer.results import Exported, MemoryPart, Verdict
 from analyzer.specs import InferenceJob
 
 
@@ -104,7 +104,7 @@ class InferenceTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceReport:
+class InferenceReport(Exported):
     """The result of the analysis of an inference launch."""
 
     job: InferenceJob

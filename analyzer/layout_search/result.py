@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from analyzer.layout_search.evaluation import Evaluation
+from analyzer.results import Exported
 
 if TYPE_CHECKING:
     import pandas
@@ -27,7 +28,7 @@ STEP: Final = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult:
+class SearchResult(Exported):
     """The layouts that a search found. Iterating gives those of `best` and `front`, ordered by time."""
 
     candidates: int

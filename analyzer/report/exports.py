@@ -1,46 +1,46 @@
-"""A report as plain values for other programs: a dictionary, and a table of its ranks for pandas."""
+"""Results as plain values for other programs, and as small tables for notebooks: the methods of `analyzer.results.Exported`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from analyzer.results import Exported, Report
+from analyzer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from analyzer.inference.offload.estimate import OffloadReport
     from analyzer.inference.results import InferenceReport
-    from analyzer.results import Report
+    from analyzer.layout_search.result import SearchResult
+
+ROWS: Final = 10
+"""Most layouts of a search in a notebook."""
 
 
-def as_dict(report: Report | InferenceReport | OffloadReport) -> dict[str, Any]:
-    """The document that `--info-json` writes, as dictionaries, lists, texts and numbers. docs/json.md explains its fields.
-
-    `report` is the result of `analyze`, `analyze_config`, `analyze_inference` or `analyze_offload`. Sizes are in bytes, times in
-    seconds. `newest_release` is None: only the command compares releases. Raises TypeError for another object.
-    """
+def to_dict(result: Exported) -> dict[str, Any]:
+    """The document of `--info-json`; of a search its field `search`."""
     from analyzer.inference.offload.estimate import OffloadReport
     from analyzer.inference.results import InferenceReport
     from analyzer.report.json.document import to_json
     from analyzer.report.json.inference import inference_json
     from analyzer.report.json.offload import offload_json
-    from analyzer.results import Report
+    from analyzer.report.json.search import search_json
 
-    if isinstance(report, Report):
-        return to_json(report)
-    if isinstance(report, InferenceReport):
-        return inference_json(report)
-    if isinstance(report, OffloadReport):
-        return offload_json(report)
-    raise TypeError(f"a {type(report).__name__} is not a report of this package")
+    if isinstance(result, Report):
+        return to_json(result)
+    if isinstance(result, InferenceReport):
+        return inference_json(result)
+    if isinstance(result, OffloadReport):
+        return offload_json(result)
+    return search_json(_as_search(result))
 
 
-def ranks_as_frame(report: Report) -> pd.DataFrame:
-    """The memory of a training as a pandas DataFrame, one row for each rank class, which are ranks with equal memory.
-
-    Columns: `ranks` (such as "0-3, 8-11"), `number_of_ranks`, `pipeline_rank`, `parameters`, and the sizes of `RankMemory` in
-    bytes. Raises ImportError without pandas.
-    """
+def to_pandas(report: Report) -> pd.DataFrame:
+    """A row for each rank class. Raises ImportError without pandas."""
     import pandas as pd
 
     rows = []
@@ -57,3 +57,78 @@ def ranks_as_frame(report: Report) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def to_html(result: Exported) -> str:
+    """A small HTML table with the most important figures, without styles and scripts."""
+    from analyzer.inference.offload.estimate import OffloadReport
+    from analyzer.inference.results import InferenceReport
+
+    if isinstance(result, Report):
+        return _of_training(result)
+    if isinstance(result, InferenceReport):
+        return _of_inference(result)
+    if isinstance(result, OffloadReport):
+        return _of_offload(result)
+    return _of_search(_as_search(result))
+
+
+def _as_search(result: Exported) -> SearchResult:
+    from analyzer.layout_search.result import SearchResult
+
+    if not isinstance(result, SearchResult):
+        raise TypeError(f"a {type(result).__name__} is not a result of this package")
+    return result
+
+
+def _of_training(report: Report) -> str:
+    from analyzer.report.console.summary_section import summary_rows
+    from analyzer.report.console.verdict_section import one_line
+
+    return _table(one_line(report), [row for row in summary_rows(report) if row[0] != "assumptions"])
+
+
+def _of_inference(report: InferenceReport) -> str:
+    rows = [("device memory", format_bytes(report.highest.device_bytes)), ("parameters", f"{report.parameters:,}")]
+    if report.limits is not None and report.limits.batch_size is not None:
+        rows.append(("largest batch", f"{report.limits.batch_size:,}"))
+    if report.time is not None:
+        given = report.time.given
+        rows += [("first token", format_seconds(given.prefill.total)), ("output token", format_seconds(given.decode.total))]
+    return _table(_verdict(report.verdict.state, report.verdict.gpu), rows)
+
+
+def _of_offload(report: OffloadReport) -> str:
+    rows = [(tier.name, f"{tier.total / 1e9:,.0f} of {tier.capacity / 1e9:,.0f} GB") for tier in report.tiers]
+    rows.append(("generation", f"{report.tokens_per_second:,.2f} tokens/s"))
+    return _table(_verdict(report.verdict.state, report.verdict.gpu), rows)
+
+
+def _verdict(state: str | None, gpu: str | None) -> str:
+    return f"Generation: {state or 'no verdict'}{f' on {gpu}' if gpu else ''}"
+
+
+def _of_search(result: SearchResult) -> str:
+    from analyzer.layout_search.options import as_short_text
+
+    names = ("", "iteration", "MFU", "memory", "changed options")
+    rows = [
+        (
+            str(place),
+            format_seconds(each.iteration_seconds),
+            f"{each.model_flops_utilization:.1%}",
+            format_bytes(each.device_bytes),
+            as_short_text(each.options) or "your launch",
+        )
+        for place, each in enumerate(result.best[:ROWS], 1)
+    ]
+    return _table(f"The fastest of {result.candidates:,} layouts" if rows else "No layout fits", rows, names)
+
+
+def _table(caption: str, rows: Sequence[Sequence[str]], names: Sequence[str] = ()) -> str:
+    head = f"<thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in names)}</tr></thead>" if names else ""
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><caption>{escape(caption)}</caption>{head}<tbody>{body}</tbody></table>"
+
+
+Exported.exports.update({"to_dict": to_dict, "to_pandas": to_pandas, "_repr_html_": to_html})

@@ -6,6 +6,8 @@ import gc
 import json
 import os
 import re
+from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -114,20 +116,59 @@ def test_a_report_as_a_dictionary_is_the_json_report() -> None:
     generation = "--info-model meta-llama/Llama-3.1-8B --info-world-size 1 --info-inference batch=2,prompt=1k,generate=16"
     for line, call in ((LAUNCH, analyzer.analyze), (generation, analyzer.analyze_inference)):
         printed = report(*line.split(), "--info-gpu", "H100-80GB")
-        made = json.loads(json.dumps(analyzer.as_dict(call(line, gpu="H100-80GB"))))
+        made = json.loads(json.dumps(call(line, gpu="H100-80GB").to_dict()))
         assert made.pop("command") == [*line.split(), "--info-gpu", "H100-80GB"]
         of_command_line = {"newest_release": None} if call is analyzer.analyze else {}
         assert made == {name: value for name, value in printed.items() if name != "command"} | of_command_line
-    with pytest.raises(TypeError, match="a str is not a report"):
-        analyzer.as_dict("fits")  # type: ignore[arg-type]
 
 
 def test_the_frame_has_every_rank_once() -> None:
     pytest.importorskip("pandas")
     found = analyzer.analyze(f"{LAUNCH} --pipeline-model-parallel-size 2", gpu="H100-80GB")
-    frame = analyzer.ranks_as_frame(found)
+    frame = found.to_pandas()
     assert frame["number_of_ranks"].sum() == 8
     assert frame["device_bytes"].max() == max(each.memory.device_bytes for each in found.ranks)
+
+
+class Tags(HTMLParser):
+    """The names of all tags and attributes of a text, and the words between them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names |= {tag, *(name for name, _ in attrs)}
+
+    def handle_data(self, data: str) -> None:
+        self.words += data + " "
+
+
+def test_a_notebook_shows_a_small_table() -> None:
+    """Without attributes and scripts. A name is a text."""
+    training = analyzer.analyze(LAUNCH, gpu="H100-80GB")
+    generation = "--info-model meta-llama/Llama-3.1-8B --info-world-size 1"
+    found = (
+        training,
+        analyzer.search(LAUNCH, gpu="H100-80GB", over=("tp",)),
+        analyzer.analyze_inference(generation, batch=2, prompt=128, generate=16, gpu="H100-80GB"),
+    )
+    for each in found:
+        text = each._repr_html_()
+        assert len(text) < 3000
+        assert Tags(text).names <= {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+    assert "It fits" in Tags(training._repr_html_()).words
+    named = replace(training, verdict=replace(training.verdict, gpu="<script>alert(1)</script>"))
+    assert "script" not in Tags(named._repr_html_()).names
+    assert "<script>" in Tags(named._repr_html_()).words
+
+
+def test_a_search_as_a_dictionary_is_a_field_of_the_json_report() -> None:
+    found = analyzer.search(LAUNCH, gpu="H100-80GB", over=("tp",)).to_dict()
+    printed = report(*LAUNCH.split(), "--info-gpu", "H100-80GB", "--info-search", "--info-search-over", "tp", "--info-workers", "1")
+    assert json.loads(json.dumps(found))["best"] == printed["search"]["best"]
 
 
 def _script(folder: Path, *lines: str) -> Path:

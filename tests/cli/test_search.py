@@ -177,9 +177,9 @@ def test_the_largest_value_over_all_layouts() -> None:
     assert found["value"] >= alone["value"]
     printed = run(*words).out
     assert titles(printed) == ("Largest micro-batch (H100-80GB)",)
-    options = " ".join(printed.partition("Options: ")[2].split())
-    assert f"--micro-batch-size {found['value']}" in options
-    pasted = report(*ALONE, *shlex.split(options))
+    options = shlex.split(printed.partition("Options:")[2].replace("\\\n", ""))
+    assert options[options.index("--micro-batch-size") + 1] == str(found["value"])
+    pasted = report(*ALONE, *options)
     assert max(rank["memory"]["device_bytes"] for rank in pasted["ranks"]) == found["layout"]["device_bytes"]
 
 
@@ -193,6 +193,30 @@ def test_the_smallest_number_of_gpus() -> None:
     assert faster["training"]["days"] <= 0.6 * days
     printed = " ".join(run(*words, "--info-search-days", f"{0.6 * days:f}").out.split())
     assert "are the fewest with which the launch fits within" in printed
+
+
+def test_the_options_of_each_number_of_gpus_can_be_pasted() -> None:
+    words = (*LAUNCH, "--info-search", "--info-search-over", "tp", "--info-search-gpus", "4,8", "--tensor-model-parallel-size", "2")
+    found = {each["gpus"]: each["best"][0] for each in report(*words)["searches"]}
+    printed = run(*words).out.partition("Options of each row:")[2].replace("\\\n", "")
+    rows = {int(gpus): shlex.split(options) for gpus, options in re.findall(r"# (\d+) H100-80GB\n(.*)", printed)}
+    assert rows
+    for gpus, options in rows.items():
+        pasted = report(*ALONE, "--tensor-model-parallel-size", "2", *options, "--info-world-size", str(gpus))
+        assert pasted["time"]["iteration_seconds"] == pytest.approx(found[gpus]["iteration_seconds"])
+
+
+def test_the_length_of_an_encoder_has_its_own_name() -> None:
+    words = (
+        "--nproc-per-node 2 pretrain_t5.py --encoder-num-layers 2 --decoder-num-layers 2 --hidden-size 256 --num-attention-heads 4 "
+        "--encoder-seq-length 512 --decoder-seq-length 128 --max-position-embeddings 512 --micro-batch-size 2 --bf16 --lr 1e-4 "
+        "--global-batch-size 4 --train-iters 10 --vocab-size 1000 --tokenizer-type NullTokenizer --info-gpu A100-40GB "
+        "--info-gpu-memory 2GiB --info-search-max seq-length"
+    ).split()
+    assert titles(run(*words).out) == ("Largest --encoder-seq-length",)
+    printed = run(*words, "--info-search", "--info-search-over", "tp", "--info-workers", "1").out
+    assert "the longest sequence of the encoder" in " ".join(printed.split())
+    assert "--encoder-seq-length" in printed.partition("Options:")[2]
 
 
 def test_numbers_of_gpus_and_gpus_are_compared(tmp_path: Path) -> None:

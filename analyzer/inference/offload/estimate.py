@@ -15,7 +15,7 @@ from analyzer.inference.offload.search import Found, Problem, block_sizes, front
 from analyzer.inference.offload.steps import Seconds, block
 from analyzer.inference.offload.tensors import sub_layers
 from analyzer.inference.offload.work import Case
-from analyzer.results import Verdict
+from analyzer.results import Exported, Verdict
 from analyzer.specs import InferenceJob
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffloadReport:
+class OffloadReport(Exported):
     """A policy with its memory and times."""
 
     job: InferenceJob

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 from analyzer.layout_search.extremes import Extreme
-from analyzer.layout_search.options import as_short_text, as_text
+from analyzer.layout_search.options import as_short_text
 from analyzer.report.console.elements import fields, heading, paragraph
 from analyzer.report.console.report import write
+from analyzer.report.console.search_section import changed_options
 from analyzer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ def _section(gpu: str, extreme: Extreme, days: float | None) -> list[RenderableT
     if extreme.training is not None:
         cost = "" if extreme.training.cost is None else f", {extreme.training.cost:,.0f} in all"
         rows.append(("training", f"{extreme.training.days:,.1f} days, {extreme.training.gpu_hours:,.0f} GPU-hours{cost}"))
-    options = as_text({**extreme.options, **layout.options})
-    return [*found, paragraph(_answer(gpu, extreme, days)), "", fields(rows), "", paragraph(f"Options: {options}")]
+    options = {**extreme.options, **layout.options}
+    shown = ["", paragraph("Options:"), *changed_options(options)] if options else []
+    return [*found, paragraph(_answer(gpu, extreme, days)), "", fields(rows), *shown]
 
 
 def _answer(gpu: str, extreme: Extreme, days: float | None) -> str:
@@ -51,8 +53,16 @@ def _answer(gpu: str, extreme: Extreme, days: float | None) -> str:
         less = "" if other is None else f" On {other:,}, {reason}."
         return f"{value:,} {gpu} are the fewest with which the launch fits{wanted}.{less}"
     more = "" if other is None else f" With {other:,}, no layout fits or is accepted by Megatron-LM."
-    unit = "tokens: the longest sequence" if extreme.what == "seq-length" else "sequences: the largest micro-batch"
+    unit = (
+        f"tokens: the longest sequence{_of_encoder(extreme)}"
+        if extreme.what == "seq-length"
+        else "sequences: the largest micro-batch"
+    )
     return f"{value:,} {unit} with which a layout fits on {extreme.gpus:,} {gpu}.{more} The fastest layout with it:"
+
+
+def _of_encoder(extreme: Extreme) -> str:
+    return " of the encoder" if "--encoder-seq-length" in extreme.options else ""
 
 
 def _nothing(extreme: Extreme, days: float | None) -> str:

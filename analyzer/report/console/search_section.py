@@ -23,6 +23,8 @@ from analyzer.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+WIDTH: Final = 100
+"""Characters of a line with options."""
 SMALLEST: Final = 0.005
 """Differences of parts below this share of an iteration are not printed."""
 ABBREVIATIONS: Final = {
@@ -195,7 +197,25 @@ def _questions(questions: Sequence[Question]) -> list[RenderableType]:
     header += (("days", "GPU-hours") if trained else ()) + (("cost",) if priced else ()) + ("changed options",)
     rows = [_question(each, trained=trained, priced=priced) for each in questions]
     align = "l" + "r" * (len(header) - 2) + "l"
-    return [*heading("Fastest layouts that fit"), table(header, rows, align=align, wrapped=(len(header) - 1,))]
+    columns = (len(header) - 1,)
+    return [*heading("Fastest layouts that fit"), table(header, rows, align=align, wrapped=columns), *_changes(questions)]
+
+
+def _changes(questions: Sequence[Question]) -> list[RenderableType]:
+    """The changed options of each row, to paste."""
+    found: list[RenderableType] = []
+    for each in questions:
+        if each.result.best and each.result.best[0].options:
+            found += ["", f"  # {each.gpus:,} {each.gpu}", *changed_options(each.result.best[0].options)]
+    return ["", paragraph("Options of each row:"), *found] if found else []
+
+
+def changed_options(options: dict[str, object]) -> list[RenderableType]:
+    """Options of a layout in lines to paste, and those of the launch to leave out."""
+    removed = [flag for flag, value in options.items() if value is None or value is False]
+    added = as_text({flag: value for flag, value in options.items() if flag not in removed})
+    found: list[RenderableType] = [Text(continued(added, WIDTH), no_wrap=True, overflow="ignore")] if added else []
+    return [*found, *([paragraph(f"Leave out {', '.join(removed)}.")] if removed else [])]
 
 
 def _question(question: Question, *, trained: bool, priced: bool) -> tuple[str, ...]:
@@ -218,13 +238,12 @@ def _question(question: Question, *, trained: bool, priced: bool) -> tuple[str, 
     return (question.gpu, f"{question.gpus:,}", *cells, (as_short_text(best.options) or AS_GIVEN) + early)
 
 
-def print_limit(limit: Limit, capacity: int, *, stream: TextIO) -> None:
-    """Prints the largest value of an option with which the launch fits."""
-    write(lambda _: [*heading(f"Largest --{limit.option}"), paragraph(_limit(limit, capacity))], stream=stream)
+def print_limit(limit: Limit, capacity: int, *, flag: str, stream: TextIO) -> None:
+    """Prints the largest value of an option with which the launch fits. `flag`: the option as the launch spells it."""
+    write(lambda _: [*heading(f"Largest {flag}"), paragraph(_limit(limit, capacity, flag))], stream=stream)
 
 
-def _limit(limit: Limit, capacity: int) -> str:
-    flag = f"--{limit.option}"
+def _limit(limit: Limit, capacity: int, flag: str) -> str:
     if limit.value is None or limit.device_bytes is None:
         return f"The launch does not fit with any {flag}."
     needed = f"{format_bytes(limit.device_bytes)} of {format_bytes(capacity)}{', which is tight' if limit.tight else ''}"

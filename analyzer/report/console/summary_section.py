@@ -25,6 +25,11 @@ SECTIONS = ("memory", "time", "groups", "communication", "tree")
 
 def key_figures(report: Report) -> list[RenderableType]:
     """Model, parameters, layout, batch, peak of the highest-memory rank, GPU capacity and headroom."""
+    return ["", fields(summary_rows(report))]
+
+
+def summary_rows(report: Report) -> list[tuple[str, str]]:
+    """The names and the texts of the key figures."""
     job = report.job
     rank = highest(report.ranks)
     parameters = format_count(report.parameters)
@@ -46,7 +51,7 @@ def key_figures(report: Report) -> list[RenderableType]:
     ]  # fmt: skip
     if stated := _stated(report):
         rows.append(("assumptions", f"{len(stated)}, at the end of this report"))
-    return ["", fields(rows)]
+    return rows
 
 
 def _time_rows(report: Report) -> list[tuple[str, str]]:
