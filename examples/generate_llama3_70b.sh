@@ -3,7 +3,7 @@
 #
 # To predict its memory and its speed, run in the root of this repository:
 #
-#   python get_training_info.py examples/generate_llama3_70b.sh --info-gpu H100-80GB --info-price 2.50
+#   get-training-info examples/generate_llama3_70b.sh --info-gpu H100-80GB --info-price 2.50
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 

@@ -3,7 +3,7 @@
 #
 # To predict its memory and its speed, run in the root of this repository:
 #
-#   python get_training_info.py examples/generate_mixtral_8x7b.sh --info-gpu A100-80GB --info-quantize w8a16kv16
+#   get-training-info examples/generate_mixtral_8x7b.sh --info-gpu A100-80GB --info-quantize w8a16kv16
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 

@@ -3,7 +3,7 @@
 #
 # To predict its memory and its speed with a policy of FlexLLMGen, run in the root of this repository:
 #
-#   python get_training_info.py examples/generate_opt_30b.sh --info-gpu T4 --info-inference batch=144,prompt=512,generate=32 --info-offload weights=20/80/0,cache=0/100/0,activations=0/100/0,batches=3,attention=cpu
+#   get-training-info examples/generate_opt_30b.sh --info-gpu T4 --info-inference batch=144,prompt=512,generate=32 --info-offload weights=20/80/0,cache=0/100/0,activations=0/100/0,batches=3,attention=cpu
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 

@@ -5,7 +5,7 @@
 #
 # To predict its memory, run in the root of this repository:
 #
-#   python get_training_info.py examples/pretrain_deepseek_v3.sh --info-gpu H100-80GB
+#   get-training-info examples/pretrain_deepseek_v3.sh --info-gpu H100-80GB
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 

@@ -25,8 +25,10 @@ WIDTH: Final = 100
 
 
 def command_of(script: Path) -> str:
-    """The command in the opening comment of a script."""
-    return next(line.removeprefix("#").strip() for line in script.read_text().splitlines() if line.startswith("#   python "))
+    """The command in the opening comment of a script, which runs the program of this repository."""
+    lines = script.read_text().splitlines()
+    shown = next(line.removeprefix("#").strip() for line in lines if line.startswith("#   get-training-info "))
+    return shown.replace("get-training-info", "python get_training_info.py", 1)
 
 
 def expected_file(script: Path, *, full: bool = False) -> Path:
