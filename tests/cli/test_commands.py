@@ -18,6 +18,7 @@ from analyzer.frameworks.recognize import recognize
 from analyzer.launch.info_options import OPTIONS
 from analyzer.launch.options.catalogue import load_catalogue
 from tests.command import assert_refused, run
+from tests.job_of import BASE
 
 EXAMPLE = "examples/pretrain_llama3_8b.sh"
 SCRIPT = str(Path(__file__).parents[2] / EXAMPLE)
@@ -128,6 +129,8 @@ def test_two_launches_are_compared(tmp_path: Path) -> None:
         ("old.sh 8 new.sh 8 --gpus 8", "old.sh 8", "new.sh 8"),
         ("-- old.sh new.sh", "old.sh", "new.sh"),
         ("old.sh --gpus 8 torchrun x.py", "old.sh", "torchrun x.py"),
+        ("a.yaml x=b.json y=1 c.yaml x=d.json", "a.yaml x=b.json y=1", "c.yaml x=d.json"),
+        ("torchrun x.py --seed 1 new.sh", "torchrun x.py --seed 1", "new.sh"),
         (f"a/b {MODEL} --num-layers 8 --gpus 8", "a/b --num-layers 8", f"{MODEL} --num-layers 8"),
         (f"{MODEL} --num-layers 4 {MODEL} --num-layers 8", f"{MODEL} --num-layers 4", f"{MODEL} --num-layers 8"),
     ],
@@ -146,6 +149,20 @@ def test_a_comparison_writes_the_report_of_the_new_launch_and_names_the_old_one(
     assert json.loads(report.read_text())["against"]["file"] == SCRIPT
     report.rename(old)
     assert "Nothing changed." in run("compare", str(old), str(new), "--gpu", "H100-80GB").out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [("one.sh", "two.sh"), ("two.sh", "one.sh")])
+def test_scripts_with_different_numbers_of_launches_are_compared_as_far_as_both_go(order: tuple[str, str], tmp_path: Path) -> None:
+    launch = f"torchrun --nproc-per-node 8 pretrain_gpt.py {BASE} --global-batch-size"
+    for name, batches in (("one.sh", (16,)), ("two.sh", (32, 64))):
+        (tmp_path / name).write_text("".join(f"{launch} {batch}\n" for batch in batches))
+    old, new = (str(tmp_path / name) for name in order)
+    outcome = run("compare", old, new, "--gpu", "H100-80GB", "--detail", "line")
+    numbers = (1, 2) if order[0] == "one.sh" else (2, 1)
+    assert f"{old} starts {numbers[0]} and {new} {numbers[1]} launches: the first ones are compared" in outcome.err
+    assert outcome.out.count("Changes since") == 1
+    assert outcome.status == 0
 
 
 def test_a_command_ends_with_the_exit_status_of_its_launch() -> None:

@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 
 from analyzer.cli.commands.table import COMMANDS, COMPLETION
 from analyzer.cli.commands.words import drop_in_words, is_model, two_launches, words_of
-from analyzer.cli.output import standard_output
+from analyzer.cli.output import print_message, standard_output
 from analyzer.errors import DOES_NOT_FIT, FITS, InputError
 
 Analysis = Callable[[list[str]], int]
@@ -47,7 +47,21 @@ def _compare(name: str, words: Sequence[str], analyze: Analysis) -> int:
             status = analyze(["--info-json", report, *words_of(name, old)])
         if status not in (FITS, DOES_NOT_FIT):
             return status
-        return analyze(["--info-against", report, *words_of(name, new)])
+        writes = any(field == "json" for field, _ in new.own)
+        written = [] if writes else ["--info-json", os.path.join(folder, "new.json")]
+        status = analyze(["--info-against", report, *written, *words_of(name, new)])
+        if not writes:
+            _state_numbers(folder, old.target, new.target)
+        return status
+
+
+def _state_numbers(folder: str, old: Sequence[str], new: Sequence[str]) -> None:
+    """Prints that the scripts start different numbers of launches, from the reports that were written."""
+    names = os.listdir(folder)
+    before, now = (sum(each.startswith(prefix) for each in names) for prefix in ("old", "new"))
+    if before and now and before != now:
+        first, second = shlex.join(old), shlex.join(new)
+        print_message(f"{first} starts {before} and {second} {now} launches: the first ones are compared")
 
 
 def _print_completion(words: Sequence[str]) -> int:

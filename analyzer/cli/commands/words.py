@@ -107,6 +107,8 @@ def _allows_options(word: str) -> bool:
 
 def _begins_a_launch(word: str) -> bool:
     """Whether a word is the first one of a second launch: a target after which options may stand, or a program that starts one."""
+    if "=" in word:  # a value of a configuration, such as model.path=config.json
+        return False
     return _allows_options(word) or os.path.basename(word) in (*LAUNCHERS, *PYTHON)
 
 
