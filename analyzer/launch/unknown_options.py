@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from analyzer.errors import InputError
 from analyzer.launch.argv_parser import is_option, operands_of
@@ -105,11 +106,24 @@ def _family(flag: str) -> str:
     return flag.lstrip("-").replace("_", "-").partition("-")[0]
 
 
+_ABBREVIATED: Final = {
+    "--tp": "--tensor-model-parallel-size",
+    "--pp": "--pipeline-model-parallel-size",
+    "--cp": "--context-parallel-size",
+    "--ep": "--expert-model-parallel-size",
+    "--etp": "--expert-tensor-parallel-size",
+    "--vpp": "--num-virtual-stages-per-pipeline-rank",
+    "--mbs": "--micro-batch-size",
+    "--gbs": "--global-batch-size",
+}
+"""Usual abbreviations, which no release has as options."""
+
+
 def not_counted(flags: Collection[str], known: Collection[str]) -> tuple[str, ...]:
     """One sentence for each option that is neither known nor misspelled."""
     sentences = []
     for flag in flags:
-        similar = nearest(flag, known, cutoff=0.8)
+        similar = _ABBREVIATED.get(flag.lower()) or nearest(flag, known, cutoff=0.8)
         hint = f" Did you mean {similar}?" if similar else ""
         fault = "is not a known option of Megatron-LM and is not counted: its effect on memory and time is unknown"
         sentences.append(f"{flag} {fault}.{hint}")

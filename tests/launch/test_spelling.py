@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
+from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.spelling import is_misspelling
-from analyzer.launch.unknown_options import refuse_misspelled
+from analyzer.launch.unknown_options import not_counted, refuse_misspelled
 
 WORDS = st.text(alphabet="abc-", min_size=2, max_size=8)
 
@@ -55,3 +56,13 @@ def test_options_of_an_unknown_fork_are_not_misspelled() -> None:
         refuse_misspelled(("--num-layerz",), ("--num-layers",), strict=False, fork=True)
     with pytest.raises(InputError, match="did you mean --micro-batch-size"):
         refuse_misspelled(("--micro-bach-size", "--micro-fork"), known, strict=False)
+
+
+@pytest.mark.parametrize(("word", "meant"), [("--tp", "tensor-model-parallel-size"), ("--MBS", "micro-batch-size")])
+def test_an_abbreviation_is_named_with_its_option(word: str, meant: str) -> None:
+    """They are options of other programs, and of no release of Megatron-LM."""
+    known = load_catalogue().newest
+    assert word not in known
+    assert f"--{meant}" in known
+    (sentence,) = not_counted([word], known)
+    assert sentence.endswith(f"Did you mean --{meant}?")
