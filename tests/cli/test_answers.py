@@ -1,0 +1,77 @@
+"""The answers of the commands, through the command line, are those of an enumeration of every layout."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from analyzer.errors import AnalyzerError
+from analyzer.layout_search.dimensions import space_of
+from analyzer.layout_search.evaluation import evaluate
+from analyzer.layout_search.problem import Problem, with_changes
+from analyzer.layout_search.split_jobs import job_of_layout
+from tests.command import run
+from tests.layout_search.every_layout import layouts_of
+from tests.layout_search.test_extremes import OVER, WORDS, least_bytes, least_on, problem
+
+LIMIT = 3 * 2**30
+
+
+def answer(name: str, memory: int, *more: str) -> dict[str, Any]:
+    """The JSON document of a command about the launch, on a GPU with so many bytes."""
+    launch = WORDS.replace("--info-gpu H100-80GB ", "").split()[:-1]
+    words = ("--gpu", "H100-80GB", "--gpu-memory", f"{memory}B", "--workers", "1", "--over", ",".join(OVER), "--json", "-", *more)
+    outcome = run(name, *words, "torchrun", *launch)
+    assert outcome.status == 0, outcome.err
+    document: dict[str, Any] = json.loads(outcome.out)
+    return document
+
+
+def changed(**changes: object) -> Problem:
+    """The launch with other options."""
+    found = problem(f"{LIMIT}B")
+    found = replace(found, arguments=with_changes(found.arguments, changes), runs=False)
+    return replace(found, given=found.job({}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_the_fewest_gpus(gpus: int) -> None:
+    needed = {number: least_on(number) for number in (1, 2, 4, 8)}
+    memory = needed[gpus] + 2**20
+    (found,) = answer("gpus", memory)["extremes"]
+    assert found["value"] == min(number for number, least in needed.items() if least <= memory)
+
+
+@pytest.mark.slow
+def test_the_fastest_layout() -> None:
+    (space,) = [space_of(problem("80GiB"), over=OVER)]
+    jobs = [(layout, job) for layout in layouts_of(space) if (job := job_of_layout(space, layout)) is not None]
+    every = [evaluate(layout, {}, job, space.problem.speed, space.problem.rates) for layout, job in jobs]
+    fastest = min(each.iteration_seconds for each in every if each is not None)
+    assert answer("search", 80 * 2**30)["search"]["best"][0]["iteration_seconds"] == pytest.approx(fastest)
+
+
+@pytest.mark.slow
+def test_the_longest_sequence() -> None:
+    (found,) = answer("context", LIMIT)["extremes"]
+    for length, fits in ((found["value"], True), (found["not_enough"], False)):
+        longer = changed(seq_length=length, max_position_embeddings=length, create_attention_mask_in_dataloader=False)
+        assert (least_bytes(longer) <= LIMIT) is fits
+
+
+@pytest.mark.slow
+def test_the_largest_micro_batch() -> None:
+    (found,) = answer("batch", LIMIT)["extremes"]
+    fitting = []
+    for size in (1, 2, 4, 8, 16):
+        for tensor in (1, 8):  # more sequences than eight data-parallel ranks have need another layout to begin with
+            try:
+                if least_bytes(changed(micro_batch_size=size, tensor_model_parallel_size=tensor)) <= LIMIT:
+                    fitting.append(size)
+            except AnalyzerError:
+                continue
+    assert found["value"] == max(fitting)
