@@ -364,6 +364,20 @@ def _problem(launch: Launch, inputs: TimeInputs) -> Problem:
     )
 
 
+def layout_problem(launch: Launch) -> Problem:
+    """The problem of other layouts of a launch. The speeds of `ORDERED_BY` stand for those of a GPU whose speeds are not known."""
+    from analyzer.hardware.speeds import speed_of
+    from analyzer.time.estimate import TimeInputs
+
+    inputs = launch.time
+    if inputs is None:
+        speed = speed_of(ORDERED_BY)
+        if speed is None:
+            raise AssertionError(f"no speeds of {ORDERED_BY}")
+        inputs = TimeInputs(speed=speed)
+    return _problem(launch, inputs)
+
+
 def search(
     argv: str | Sequence[Word],
     *,
@@ -404,18 +418,11 @@ def with_advice(report: Report, launch: Launch) -> Report:
     """The report with changes of options that make the launch fit, if it does not."""
     if report.verdict.fits is not False:
         return report
-    from analyzer.hardware.speeds import speed_of
     from analyzer.layout_search.advice import advise
-    from analyzer.time.estimate import TimeInputs
 
-    inputs, timed = launch.time, launch.time is not None and launch.time.flops_share is None
-    if inputs is None:
-        speed = speed_of(ORDERED_BY)
-        if speed is None:
-            raise AssertionError(f"no speeds of {ORDERED_BY}")
-        inputs = TimeInputs(speed=speed)
+    timed = launch.time is not None and launch.time.flops_share is None
     before = max(rank.memory.device_bytes for rank in report.ranks)
-    return replace(report, advice=advise(_problem(launch, inputs), before=before, timed=timed, keep=launch.options.keep))
+    return replace(report, advice=advise(layout_problem(launch), before=before, timed=timed, keep=launch.options.keep))
 
 
 def with_faster(report: Report, launch: Launch) -> Report:

@@ -83,7 +83,7 @@ def changed_layouts(space: Space, values: Values, count: int) -> Iterator[Change
     known: set[Layout] = set()
     for names in combinations(values, count):
         for chosen in product(*(values[name] for name in names)):
-            layout = _with(space, dict(zip(names, chosen, strict=True)))
+            layout = with_values(space, dict(zip(names, chosen, strict=True)))
             if layout in known:
                 continue
             known.add(layout)
@@ -120,7 +120,7 @@ def other_values(space: Space) -> Values:
     return found
 
 
-def _with(space: Space, values: dict[str, object]) -> Layout:
+def with_values(space: Space, values: dict[str, object]) -> Layout:
     """The layout of the launch with other values of some dimensions.
 
     Sequence parallelism comes with tensor parallelism, and experts are split over as many ranks as other layers unless their size

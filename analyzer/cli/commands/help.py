@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from analyzer.cli.commands.table import COMMANDS, COMMON, GENERATION, Command, fields_of, flag_of_field
+from analyzer.cli.commands.table import COMMANDS, COMMON, EXPLORE, GENERATION, OF_EXPLORE, Command, fields_of, flag_of_field
 from analyzer.launch.info_options import OPTIONS
 
 PROGRAM: Final = "get-training-info"
@@ -55,6 +55,11 @@ def _add_options(found: argparse.ArgumentParser, name: str, command: Command) ->
         for part in GENERATION:
             metavar, text = OF_SERVE[part]
             own.add_argument(f"--{part}", metavar=metavar, help=text)
+    for flag, (metavar, text) in OF_EXPLORE.items() if name == EXPLORE else ():
+        if metavar:
+            own.add_argument(flag, metavar=metavar, help=text)
+        else:
+            own.add_argument(flag, action="store_true", help=text)
     for field in fields_of(name):
         option = OPTIONS[field]
         group = common if field in COMMON and field not in command.options else own

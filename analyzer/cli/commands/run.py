@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 
-from analyzer.cli.commands.table import COMMANDS, COMPLETION
+from analyzer.cli.commands.table import COMMANDS, COMPLETION, EXPLORE
 from analyzer.cli.commands.words import drop_in_words, is_model, two_launches, words_of
 from analyzer.cli.output import print_message, standard_output
 from analyzer.errors import DOES_NOT_FIT, FITS, InputError
@@ -26,6 +26,10 @@ def run_command(name: str, words: Sequence[str], analyze: Analysis) -> int:
         from analyzer.cli.commands.help import help_text
 
         return _print(help_text(name))
+    if name == EXPLORE:
+        from analyzer.cli.commands.explore import explore
+
+        return explore(words)
     if COMMANDS[name].target == "two launches":
         return _compare(name, words, analyze)
     return analyze(drop_in_words(name, words))

@@ -46,6 +46,11 @@ NAMES: Final[Mapping[str, str]] = {
 """The names of options that are not the field with dashes."""
 GENERATION: Final = ("batch", "prompt", "generate")
 """The options of `serve` that are parts of `--info-inference`."""
+OF_EXPLORE: Final[Mapping[str, tuple[str, str]]] = {
+    "--port": ("N", "the port of the local server; a free one if it is left out"),
+    "--no-browser": ("", "print the address of the page and open no browser"),
+}
+"""The options of `explore` that are no `--info` options, with the name of their value and their help."""
 COMMANDS: Final[Mapping[str, Command]] = {
     "fit": Command(
         "Does the launch fit, and what needs the memory?",
@@ -96,11 +101,19 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "old.sh new.sh --gpu H100-80GB",
         target="two launches",
     ),
+    "explore": Command(
+        "What changes if the launch does? A page in the browser shows it at once.",
+        (),
+        ("tokens", "price"),
+        "train.sh --gpu H100-80GB",
+    ),
     "models": Command("Which models are known by name?", ("--info-model", "list"), (), "", target="none", common=False),
     "hardware": Command("Which GPUs are known?", ("--info-gpu", "list"), (), "", target="none", common=False),
 }
 
 
+EXPLORE: Final = "explore"
+"""The command that serves a page."""
 COMPLETION: Final = "completion"
 """The command that prints the completion of a shell."""
 

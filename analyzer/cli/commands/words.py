@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from analyzer.cli.commands.table import COMMANDS, GENERATION, fields_of, flag_of_field
+from analyzer.cli.commands.table import COMMANDS, EXPLORE, GENERATION, fields_of, flag_of_field
 from analyzer.errors import InputError
 from analyzer.launch.info_options import OPTIONS, PREFIX, SCRIPT_ENDINGS
 from analyzer.launch.launchers.launcher_options import NAMES as LAUNCHERS
@@ -191,7 +191,7 @@ def _of_target(name: str, asked: Asked) -> list[str]:
     given = {field for field, _ in asked.own}
     if name == "gpus":
         found += ["--info-world-size", NODE] if "world_size" not in given else []
-    elif "world_size" not in given and name != "serve":
+    elif "world_size" not in given and name not in ("serve", EXPLORE):
         remedy = f"add --gpus N; get-training-info gpus {first} finds the smallest number"
         raise InputError(first, "the number of GPUs is not given", remedy)
     if name in SEARCHING and not any(word.partition("=")[0] == BATCH for word in rest):
