@@ -21,6 +21,11 @@ def files_of_launch(copies: Path | None) -> Iterator[None]:
         _COPIES.reset(token)
 
 
+def copies() -> Path | None:
+    """The folder of the analysis that runs, for `files_of_launch` in another thread or process."""
+    return _COPIES.get()
+
+
 def as_written(path: Path) -> Path:
     """The path at which the content of the file or folder `path` is to be read."""
     copies = _COPIES.get()

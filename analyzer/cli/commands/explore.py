@@ -84,6 +84,8 @@ def _opened(words: Sequence[str]) -> Iterator[Opened | None]:
         return
     from analyzer.cli.explorer.state import Opened
     from analyzer.frameworks.script_words import words_of_script
+    from analyzer.launch.written_files import copies
 
     with words_of_script(drop_in_words(EXPLORE, words), environ=dict(os.environ), folder=Path.cwd()) as found:
-        yield Opened(shlex.join(["get-training-info", *found.words]), tuple(found.words), found.environ, found.folder)
+        text = shlex.join(["get-training-info", *found.words])
+        yield Opened(text, tuple(found.words), dict(found.environ), found.folder, copies())

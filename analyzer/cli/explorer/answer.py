@@ -16,6 +16,8 @@ from analyzer.cli.explorer.controls import controls_json, with_value
 from analyzer.cli.explorer.starts import EXAMPLES, first_state
 from analyzer.cli.explorer.state import Opened, Read, read, state_of, text_of, words_of
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.launch.written_files import files_of_launch
+from analyzer.layout_search.result import ERROR_OF_ORDER
 from analyzer.report.json.document import to_json
 from analyzer.results import Report
 from analyzer.version import __version__
@@ -24,6 +26,8 @@ LEFT_OUT: Final = frozenset({"groups", "groups_truncated", "group_counts", "comm
 """Fields of the JSON report that the page does not show."""
 MOST_PASSES: Final = 6000
 """Passes of all stages in the schedule."""
+MOST_SECONDS: Final = 600
+"""The longest search."""
 
 Answer = dict[str, Any]
 
@@ -36,7 +40,8 @@ def answer(question: object, opened: Opened | None = None) -> Answer:
     try:
         if not isinstance(question, dict) or question.get("ask") not in QUESTIONS:
             raise InputError("question", "is not one that the explorer answers", "load the page again")
-        return QUESTIONS[question["ask"]](question, opened)
+        with files_of_launch(None if opened is None else opened.copies):
+            return QUESTIONS[question["ask"]](question, opened)
     except AnalyzerError as error:
         return {"error": str(error)}
 
@@ -50,6 +55,7 @@ def _start(_: Mapping[str, Any], opened: Opened | None) -> Answer:
         "opened": None if opened is None else opened.text,
         "examples": [{"name": name, "state": state.as_json()} for name, state in EXAMPLES.items()],
         "models": sorted(set(published_names().values())),
+        "error_of_times": ERROR_OF_ORDER,
     }
 
 
@@ -143,31 +149,37 @@ def _choose(question: Mapping[str, Any], opened: Opened | None) -> Answer:
 def _schedule(question: Mapping[str, Any], opened: Opened | None) -> Answer:
     """The passes of the stages in an iteration: for each stage start and end in seconds, direction, microbatch and chunk."""
     from analyzer.time.estimate import iteration_of
-    from analyzer.time.pipeline import is_large, schedule_of, spans
+    from analyzer.time.pipeline import is_large, schedule_of, simulated_passes, spans
 
     launch = read(state_of(question.get("state")), opened).launch
-    if launch.time is None or launch.time.flops_share is not None or is_large(schedule_of(launch.job)):
+    schedule = schedule_of(launch.job)
+    if launch.time is None or launch.time.flops_share is not None or is_large(schedule):
         return {"stages": [], "complete": False, "seconds": 0.0}
     time = iteration_of(_report(launch), launch.time)
     stages: list[list[list[float]]] = [[] for _ in time.ranks]
-    most = max(1, MOST_PASSES // len(stages))
-    complete = True
-    for node, start, end in spans(schedule_of(launch.job), time.pass_totals, time.message):
-        line = stages[node.rank]
-        if len(line) < most:
-            line.append([start, end, node.direction, node.microbatch, node.chunk])
-        else:
-            complete = False
+    complete = 2 * schedule.microbatches * schedule.chunks * schedule.pipeline <= MOST_PASSES
+    if complete:
+        for node, end in zip(*simulated_passes(schedule, time.pass_totals, time.message), strict=True):
+            start = end - time.pass_totals[node.rank][node.chunk][node.direction]
+            stages[node.rank].append([start, end, node.direction, node.microbatch, node.chunk])
+    else:
+        most = max(1, MOST_PASSES // len(stages))
+        for node, start, end in spans(schedule, time.pass_totals, time.message):
+            if len(stages[node.rank]) < most:
+                stages[node.rank].append([start, end, node.direction, node.microbatch, node.chunk])
     return {"stages": stages, "complete": complete, "seconds": time.seconds}
 
 
 def _search(question: Mapping[str, Any], opened: Opened | None) -> Answer:
-    from analyzer.cli.explorer.search import search_json
+    """Other layouts of a state. `over`: one of `search.SPACES`; `seconds` limits the duration."""
+    from analyzer.cli.explorer.search import SPACES, search_json
 
-    seconds = question.get("seconds", 20)
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= 600:
-        raise InputError("seconds", f"{seconds!r:.40} is not a time limit", "write a number from 1 to 600")
-    return search_json(read(state_of(question.get("state")), opened), seconds=seconds, progress=question.get("progress"))
+    seconds, over = question.get("seconds"), question.get("over")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= MOST_SECONDS:
+        raise InputError("seconds", f"{seconds!r:.40} is not a time limit", f"write a number up to {MOST_SECONDS}")
+    if over not in SPACES:
+        raise InputError("over", f"{over!r:.40} is not a search", f"use {' or '.join(SPACES)}")
+    return search_json(read(state_of(question.get("state")), opened), over=SPACES[over], seconds=seconds)
 
 
 QUESTIONS: Final[Mapping[str, Callable[[Mapping[str, Any], Opened | None], Answer]]] = {

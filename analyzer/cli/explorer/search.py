@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from analyzer.api import problem_of
 from analyzer.cli.explorer.state import Read, changed
@@ -11,24 +11,20 @@ from analyzer.layout_search.dimensions import space_of
 from analyzer.layout_search.evaluation import Evaluation
 from analyzer.layout_search.executors import workers
 from analyzer.layout_search.options import as_short_text
-from analyzer.layout_search.search import Progress, aim_of, search_space
+from analyzer.layout_search.search import search_space
 
 
-def search_json(read: Read, *, seconds: float, progress: Callable[[int, int, float | None], None] | None = None) -> dict[str, Any]:
+SPACES: Final[Mapping[str, tuple[str, ...]]] = {"quick": ("tp", "pp", "vpp", "cp", "ep", "micro-batch"), "complete": ()}
+"""The dimensions that a search changes; all usual ones if empty."""
+
+
+def search_json(read: Read, *, over: Sequence[str], seconds: float) -> dict[str, Any]:
     """The fastest layouts of a launch that fit, and those with the best trade-off of memory and time.
 
-    `seconds` limits the duration. `progress` is called from time to time with the numbers of layouts that were expanded and that are
-    open, and with the shortest iteration so far; a KeyboardInterrupt that it raises ends the search with what was found. Raises
-    AnalyzerError.
+    `over`: dimensions of a search. `seconds` limits the duration. Raises AnalyzerError.
     """
-
-    def show(state: Progress) -> None:
-        if progress is not None:
-            progress(state.expanded, state.open, state.best_seconds)
-
-    space = space_of(problem_of(read.launch))
     with workers("1") as found:
-        result = search_space(space, found, aim=aim_of(space), seconds=seconds, progress=show)
+        result = search_space(space_of(problem_of(read.launch), over=over), found, seconds=seconds)
     capacity = read.launch.job.hardware.capacity_bytes
     first = result.best[0].iteration_seconds if result.best else None
     points = [_point(read, each, equal=result.equals_first(each), best=each in result.best) for each in result]

@@ -9,16 +9,17 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, CancelledError
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Lock
+from threading import Lock
 from typing import Any, Final
 
 from analyzer.cli.explorer.answer import answer
 from analyzer.cli.explorer.files import INDEX, POLICY, content, type_of
 from analyzer.cli.explorer.state import Opened
 from analyzer.errors import InputError
+from analyzer.layout_search.processes import ProcessExecutor
 
 ADDRESS: Final = "127.0.0.1"
 MOST_BYTES: Final = 1_000_000
@@ -67,23 +68,33 @@ class ExplorerServer(ThreadingHTTPServer):
 
 
 class Search:
-    """The search that runs, if there is one. A new one ends it."""
+    """The search that runs in a process of its own, if there is one. A new one ends it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._stopped = Event()
+        self._running: ProcessExecutor | None = None
 
-    def begin(self) -> Event:
-        """Ends the search that runs, and returns the event that will end the new one."""
+    def run(self, question: dict[str, Any], opened: Opened | None) -> dict[str, Any]:
+        """The answer to a search."""
+        executor = ProcessExecutor(1)
         with self._lock:
-            self._stopped.set()
-            self._stopped = Event()
-            return self._stopped
+            before, self._running = self._running, executor
+        if before is not None:
+            before.shutdown(wait=False, cancel_futures=True)
+        try:
+            found: dict[str, Any] = executor.submit(answer, question, opened).result()
+        except (BrokenExecutor, CancelledError):
+            return {"stopped": True}
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+        return found
 
     def stop(self) -> None:
         """Ends the search that runs."""
         with self._lock:
-            self._stopped.set()
+            running, self._running = self._running, None
+        if running is not None:
+            running.shutdown(wait=False, cancel_futures=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -156,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         try:
             if isinstance(question, dict) and question.get("ask") == "search":
-                return answer({**question, "progress": _ends(server.search.begin())}, server.opened)
+                return server.search.run(question, server.opened)
             with server.one_at_a_time:
                 return answer(question, server.opened)
         except Exception as error:  # an error of this program must not end the connection without an answer
@@ -178,12 +189,3 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Nothing is printed about requests: their paths have the token."""
 
-
-def _ends(stopped: Event) -> Callable[[int, int, float | None], None]:
-    """The progress of a search, which ends it when another one begins or the page says so."""
-
-    def progress(*_: object) -> None:
-        if stopped.is_set():
-            raise KeyboardInterrupt
-
-    return progress

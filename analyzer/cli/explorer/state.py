@@ -59,6 +59,8 @@ class Opened:
     words: tuple[str, ...]
     environ: Mapping[str, str]
     folder: Path
+    copies: Path | None = None
+    """The folder with files that its script wrote (`launch.written_files`)."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+// Elements of the page, and texts of figures.
+
+export function element(tag, attributes = {}, ...children) {
+  const found = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) found.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) found.setAttribute(name, value === true ? "" : value);
+  }
+  found.append(...children.filter((child) => child !== null && child !== undefined));
+  return found;
+}
+
+/** Replaces what is in an element; nothing stands for children that are null. */
+export const fill = (box, ...children) => box.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
+
+export const at = (id) => document.getElementById(id);
+
+/** A table in a box that scrolls. The first cell of a row is its header. */
+export function table(caption, header, rows) {
+  const cell = (value, place) => element(place ? "td" : "th", place ? {} : {scope: "row"}, value);
+  const body = rows.map((row) => element("tr", {}, ...row.map(cell)));
+  return element("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption},
+    element("table", {},
+      element("thead", {}, element("tr", {}, ...header.map((each) => element("th", {scope: "col"}, each)))),
+      element("tbody", {}, ...body)));
+}
+
+export function details(summary, ...children) {
+  return element("details", {}, element("summary", {}, summary), ...children);
+}
+
+export function bytes(value, {sign = false} = {}) {
+  if (value === null || value === undefined) return "not known";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let size = Math.abs(value), unit = 0;
+  while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit += 1; }
+  const before = value < 0 ? "−" : sign && value > 0 ? "+" : "";
+  return `${before}${unit ? size.toFixed(2) : size} ${units[unit]}`;
+}
+
+export function seconds(value, {sign = false} = {}) {
+  if (value === null || value === undefined) return "not known";
+  const size = Math.abs(value);
+  const [shown, unit] = size >= 1 || size === 0 ? [size, "s"] : size >= 1e-3 ? [1e3 * size, "ms"] : [1e6 * size, "µs"];
+  const before = value < 0 ? "−" : sign && value > 0 ? "+" : "";
+  return `${before}${shown.toFixed(shown < 10 ? 2 : shown < 100 ? 1 : 0)} ${unit}`;
+}
+
+export const count = (value) => Math.round(value).toLocaleString("en-US");
+export const percent = (value) => `${(100 * value).toFixed(1)}%`;
+export const signedPercent = (value) => `${value < 0 ? "−" : value > 0 ? "+" : ""}${Math.abs(100 * value).toFixed(1)}%`;
+
+export function days(hours) {
+  return hours >= 48 ? `${(hours / 24).toFixed(1)} days` : `${hours.toFixed(1)} hours`;
+}
+
+/** Copies a text, and says so on the button for a moment. */
+export async function copy(button, text) {
+  const before = button.dataset.text || button.textContent;
+  button.dataset.text = before;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Copy failed";
+  }
+  setTimeout(() => { button.textContent = before; }, 1500);
+}
