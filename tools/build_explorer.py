@@ -56,16 +56,25 @@ def build(folder: Path, pyodide: Path | None = None) -> None:
 
 
 def fetched() -> Path:
-    """The folder of the npm package, from the cache or fetched with npm."""
+    """The folder of the npm package."""
+    found = npm_package()
+    if found is None:
+        sys.exit("the explorer needs npm to fetch Pyodide: apt install npm, or give --pyodide FOLDER")
+    return found
+
+
+def npm_package() -> Path | None:
+    """The folder of the npm package, from the cache or fetched with npm; None without both."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "get-training-info" / f"pyodide-{PYODIDE}"
     found = cache / "node_modules" / "pyodide"
-    if not all((found / name).is_file() for name in FILES):
-        npm = shutil.which("npm")
-        if npm is None:
-            sys.exit("the explorer needs npm to fetch Pyodide: apt install npm, or give --pyodide FOLDER")
-        cache.mkdir(parents=True, exist_ok=True)
-        command = [npm, "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--omit=optional", "--prefix", str(cache)]
-        subprocess.run([*command, f"pyodide@{PYODIDE}"], check=True, stdout=subprocess.DEVNULL)
+    npm = shutil.which("npm")
+    if all((found / name).is_file() for name in FILES):
+        return found
+    if npm is None:
+        return None
+    cache.mkdir(parents=True, exist_ok=True)
+    command = [npm, "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(cache)]
+    subprocess.run([*command, f"pyodide@{PYODIDE}"], check=True, stdout=subprocess.DEVNULL)
     return found
 
 

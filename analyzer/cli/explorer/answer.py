@@ -18,12 +18,23 @@ from analyzer.cli.explorer.state import Opened, Read, read, state_of, text_of, w
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.launch.written_files import files_of_launch
 from analyzer.layout_search.result import ERROR_OF_ORDER
-from analyzer.report.json.document import to_json
-from analyzer.results import Report
+from analyzer.report.json import document
+from analyzer.report.json.encoder import Formats, Part, encode, named, own_fields
+from analyzer.results import RankClass, Report, TimeEstimate
 from analyzer.version import __version__
 
-LEFT_OUT: Final = frozenset({"groups", "groups_truncated", "group_counts", "communication", "communication_totals", "timelines"})
-"""Fields of the JSON report that the page does not show."""
+SHOWN: Final = ("engine", "megatron", "software", "world", "parallel", "batch", "ranks", "verdict", "time?", "warnings", "assumptions")
+"""Fields of the JSON report that the page shows, beside `model`."""
+FORMATS: Final[Formats] = {
+    **document.FORMATS,
+    Report: {
+        **{name: source for name, source in document.FORMATS[Report].items() if name in SHOWN},  # type: ignore[union-attr]
+        "model": Part(named("parameters parameters_active")),
+    },
+    RankClass: own_fields(RankClass, without="trees chunks"),
+    TimeEstimate: own_fields(TimeEstimate, without="timelines"),
+}
+"""The JSON report without module trees and groups, which are most of it."""
 MOST_PASSES: Final = 6000
 """Passes of all stages in the schedule."""
 MOST_SECONDS: Final = 600
@@ -38,10 +49,11 @@ def answer(question: object, opened: Opened | None = None) -> Answer:
     An error for the user is {"error": message}.
     """
     try:
-        if not isinstance(question, dict) or question.get("ask") not in QUESTIONS:
+        action = QUESTIONS.get(str(question.get("ask"))) if isinstance(question, dict) else None
+        if action is None or not isinstance(question, dict):
             raise InputError("question", "is not one that the explorer answers", "load the page again")
         with files_of_launch(None if opened is None else opened.copies):
-            return QUESTIONS[question["ask"]](question, opened)
+            return action(question, opened)
     except AnalyzerError as error:
         return {"error": str(error)}
 
@@ -69,17 +81,12 @@ def _figures(question: Mapping[str, Any], opened: Opened | None) -> Answer:
     """The figures of a state."""
     found = read(state_of(question.get("state")), opened)
     report = _report(found.launch)
-    document = {name: value for name, value in to_json(report).items() if name not in LEFT_OUT}
-    document["model"].pop("tree")
-    for rank in document["ranks"]:
-        for chunk in rank["chunks"]:
-            chunk.pop("tree")
     return {
         "state": found.state.as_json(),
         "kind": found.text.kind,
         "notes": list(found.text.notes),
         "argv": list(found.argv),
-        "report": document,
+        "report": encode(report, FORMATS),
         "gpu": _gpu(report),
         "paste": _paste(found),
     }

@@ -82,9 +82,9 @@ def with_value(read: Read, name: str, value: object) -> State:
 def _json(maker: _Controls, control: Control) -> dict[str, Any]:
     choices = []
     for value in control.choices:
-        choice: dict[str, Any] = {"value": _key(value), "text": control.text(value), "selected": value == control.present}
+        choice: dict[str, Any] = {"value": _key(control, value), "text": control.text(value), "selected": value == control.present}
         try:
-            choice["state"] = maker.state(control, value).as_json() if value != control.present else None
+            choice["change"] = maker.state(control, value).changes_json() if value != control.present else None
         except AnalyzerError as error:
             choice["reason"] = str(error)
         choices.append(choice)
@@ -92,16 +92,14 @@ def _json(maker: _Controls, control: Control) -> dict[str, Any]:
         "name": control.name,
         "label": control.label,
         "help": control.help,
-        "value": _key(control.present),
+        "value": _key(control, control.present),
         "free": control.name in FREE,
         "choices": choices,
     }
 
 
-def _key(value: object) -> str | int:
-    if isinstance(value, str | int):
-        return value
-    return str(value)
+def _key(control: Control, value: object) -> str | int:
+    return value if isinstance(value, str | int) else control.text(value)
 
 
 class _Controls:
@@ -136,7 +134,7 @@ class _Controls:
         yield self._world()
         yield from self._sizes()
         batch = self.job.batch
-        yield self._sized("micro_batch", "Micro-batch size", batch.micro_batch_size, POWERS, "sequences in one microbatch")
+        yield self._sized("micro_batch", "Micro-batch size", batch.micro_batch_size, POWERS, "sequences at a time")
         sizes = {*BATCHES, batch.global_batch_size}
         yield Control(
             "global_batch", "Global batch size", batch.global_batch_size, sorted(sizes), self._of_global_batch, _number,
@@ -215,7 +213,8 @@ class _Controls:
         layers = ceil_div(self.space.scale.layers, self.parallel.pipeline * self.parallel.chunks)
         powers = [1 << power for power in range(layers.bit_length())]
         modules = [each for each in MODULES if self.job.model.moe is not None or each not in OF_EXPERTS]
-        choices = [Recompute(), *(Recompute("selective", modules=(module,)) for module in modules), Recompute("full", "uniform", 1)]
+        single = [Recompute("selective", modules=(module,)) for module in modules]
+        choices = [Recompute(), *filter(self._has_effect, single), Recompute("full", "uniform", 1)]
         choices += [Recompute("full", "block", each) for each in powers if each < layers]
         if present not in choices:
             choices.insert(1, present)
@@ -224,6 +223,13 @@ class _Controls:
             yield Try(self._changes({"recompute": value}))
 
         return Control("recompute", "Recomputation", present, choices, tries, _text_of_recompute)
+
+    def _has_effect(self, recompute: Recompute) -> bool:
+        """Whether the model has a module that is recomputed. A choice that is refused counts, so that its reason is shown."""
+        try:
+            return bool(self.problem.job(self._changes({"recompute": recompute})).recompute.modules)
+        except AnalyzerError:
+            return True
 
     def _of_global_batch(self, size: int) -> Iterator[Try]:
         yield Try({"global_batch_size": size})

@@ -102,8 +102,8 @@ def _of_own_command(words: list[str]) -> LaunchText:
         name, rest = rest[0], rest[1:]
         if COMMANDS[name].target != "launch" or name == "serve":
             raise InputError(f"get-training-info {name}", "is not about one training", "paste the launch, or a command such as fit")
-        detail = ("--info-faster", "--info-detail", "memory", "time")
-        rest = [word for word in drop_in_words("fit", rest) if word not in detail]
+        asked = COMMANDS[name].words
+        rest = [word for word in drop_in_words(name, rest) if word not in asked]
     return LaunchText("command", tuple(rest), {})
 
 

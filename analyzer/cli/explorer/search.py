@@ -49,5 +49,5 @@ def _point(read: Read, evaluation: Evaluation, *, equal: bool, best: bool) -> di
         "tight": evaluation.tight,
         "equals_first": equal,
         "best": best,
-        "state": changed(read, evaluation.options).as_json(),
+        "change": changed(read, evaluation.options).changes_json(),
     }

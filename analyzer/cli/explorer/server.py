@@ -73,12 +73,20 @@ class Search:
     def __init__(self) -> None:
         self._lock = Lock()
         self._running: ProcessExecutor | None = None
+        self.count = 0
+        """Searches that have begun."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a search runs."""
+        return self._running is not None
 
     def run(self, question: dict[str, Any], opened: Opened | None) -> dict[str, Any]:
         """The answer to a search."""
         executor = ProcessExecutor(1)
         with self._lock:
             before, self._running = self._running, executor
+            self.count += 1
         if before is not None:
             before.shutdown(wait=False, cancel_futures=True)
         try:
@@ -87,6 +95,8 @@ class Search:
             return {"stopped": True}
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
+            with self._lock:
+                self._running = None if self._running is executor else self._running
         return found
 
     def stop(self) -> None:

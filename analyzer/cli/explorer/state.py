@@ -47,7 +47,11 @@ class State:
 
     def as_json(self) -> dict[str, Any]:
         """The state as values for the `json` module."""
-        return {"launch": self.launch, "gpu": self.gpu, "gpus": self.gpus, "set": dict(self.set), "unset": list(self.unset)}
+        return {"launch": self.launch, **self.changes_json()}
+
+    def changes_json(self) -> dict[str, Any]:
+        """The state without its launch, for a choice of a control."""
+        return {"gpu": self.gpu, "gpus": self.gpus, "set": dict(self.set), "unset": list(self.unset)}
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ export function timeChart(parent, time) {
     grid: {left: 8, right: 24, top: 8, bottom: narrow() ? 130 : 74, containLabel: true},
     legend: legend({bottom: 0, left: "center"}),
     tooltip: tooltip({trigger: "item", formatter: (item) => `${item.marker}${item.seriesName}: <b>${seconds(item.value)}</b>, ${percent(item.value / time.iteration_seconds)}`}),
-    xAxis: axis({type: "value", min: 0, max: time.iteration_seconds, axisLabel: {color: color("--text"), hideOverlap: true, showMaxLabel: true,
+    xAxis: axis({type: "value", min: 0, max: time.iteration_seconds, axisLabel: {color: color("--text"), hideOverlap: true, showMaxLabel: true, alignMinLabel: "left", alignMaxLabel: "right",
       formatter: (value) => seconds(value)}}),
     yAxis: axis({type: "category", data: [""], axisTick: {show: false}}),
     series: parts.map(([name, value]) => ({name: TIME[name] ?? name, type: "bar", stack: "time", barWidth: 34, data: [value],

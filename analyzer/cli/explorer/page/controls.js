@@ -6,7 +6,7 @@ import {element} from "./elements.js";
 const GROUPS = [["Hardware", ["gpu", "gpus"]], ["Layout", ["tensor", "pipeline", "virtual", "context", "expert"]],
   ["Batch", ["micro_batch", "global_batch", "sequence"]], ["Arithmetic", ["recompute", "precision"]]];
 
-/** Shows the controls in `box`. `take` gets the state of a choice, `choose` the name of a control and a number. */
+/** Shows the controls in `box`. `take` gets the change of a choice, `choose` the name of a control and a number. */
 export function showControls(box, controls, {take, choose}) {
   const focused = document.activeElement?.closest("[data-control]")?.dataset.control;
   const value = document.activeElement?.dataset.value;
@@ -37,7 +37,7 @@ function list(each, id, take) {
   const box = element("select", {"aria-labelledby": id, "data-value": "list"}, ...each.choices.map((choice) => element("option", {
     value: choice.value, selected: choice.selected, disabled: Boolean(choice.reason),
   }, choice.reason ? `${choice.text}: ${choice.reason}` : choice.text)));
-  box.addEventListener("change", () => take(each.choices[box.selectedIndex].state));
+  box.addEventListener("change", () => take(each.choices[box.selectedIndex].change));
   return box;
 }
 
@@ -52,7 +52,7 @@ function chips(each, id, reason, take) {
     type: "button", role: "radio", class: "chip", "aria-checked": String(choice.selected), "aria-disabled": choice.reason ? "true" : null,
     "aria-describedby": choice.reason ? `${id}-reason` : null, title: choice.reason ?? null, tabindex: place === current ? "0" : "-1",
     "data-value": choice.value,
-    onclick: () => { if (choice.reason) show(choice); else if (!choice.selected) take(choice.state); },
+    onclick: () => { if (choice.reason) show(choice); else if (!choice.selected) take(choice.change); },
     onfocus: () => show(choice), onblur: () => show(null), onmouseenter: () => show(choice), onmouseleave: () => show(null),
   }, choice.text));
   group.append(...buttons);

@@ -42,13 +42,16 @@ async function show(state, {history = true, fresh = false} = {}) {
   const controls = await program.ask({ask: "controls", state: answer.state});
   if (number !== asked) return;
   if (controls.error) showError(controls.error);
-  else showControls(at("controls"), controls.controls, {take: (next) => show(next), choose});
+  else showControls(at("controls"), controls.controls, {take, choose});
   waiting(at("controls"), false);
   const schedule = await program.ask({ask: "schedule", state: answer.state});
   if (number !== asked) return;
   showSchedule(schedule);
   document.documentElement.dataset.shown = String(number);
 }
+
+/** Takes a choice of a control or a layout of a search: the state without its launch. */
+const take = (change) => show({launch: current.state.launch, ...change});
 
 /** Takes any number for a control. */
 async function choose(name, value) {
@@ -127,10 +130,10 @@ function showVerdict() {
   at("verdict").className = style;
   const keys = [["Memory", bytes(rank.memory.device_bytes), gpu.capacity_bytes ? `of ${bytes(gpu.capacity_bytes)}` : ""]];
   if (time) {
-    keys.push(["Iteration", seconds(time.iteration_seconds), `${seconds(time.range_seconds[0])} to ${seconds(time.range_seconds[1])}`]);
+    keys.push(["Iteration", seconds(time.iteration_seconds), range(time)]);
     keys.push(["Throughput", `${count(time.tokens_per_second_per_gpu)}`, "tokens/s/GPU"]);
     keys.push(["MFU", percent(time.model_flops_utilization), `${time.model_tflops_per_gpu.toFixed(0)} TFLOP/s/GPU`]);
-    if (time.training) keys.push(["Training", days(time.training.hours ?? time.training.days * 24), ""]);
+    if (time.training) keys.push(["Training", days(24 * time.training.days), ""]);
   }
   at("keys").replaceChildren(...keys.flatMap(([name, value, more]) => [element("div", {}, element("dt", {}, name),
     element("dd", {}, value, more ? element("small", {}, more) : null))]));
@@ -138,6 +141,9 @@ function showVerdict() {
   at("delta").hidden = !other;
   if (other) at("delta").replaceChildren(...summary(other));
 }
+
+/** The range of the time of an iteration; empty if it is not known. */
+const range = ({range_seconds: both}) => (both ? `${seconds(both[0])} to ${seconds(both[1])}` : "");
 
 function memoryTable(report) {
   const rows = stages(report).map((rank) => [`stage ${rank.pipeline_rank}`, ...partsOf(rank.memory).map(([, size]) => bytes(size)),
@@ -159,7 +165,7 @@ function showTime(report) {
     at("time-table")?.remove();
     return;
   }
-  at("time-text").textContent = `${seconds(time.iteration_seconds)}, likely ${seconds(time.range_seconds[0])} to ${seconds(time.range_seconds[1])}. ${time.bottleneck}`;
+  at("time-text").textContent = `${seconds(time.iteration_seconds)}${time.range_seconds ? `, likely ${range(time)}` : ""}. ${time.bottleneck}`;
   timeChart(at("time"), time);
   at("time-table")?.remove();
   const rows = Object.entries(time.parts_seconds).filter(([, value]) => value > 0)
@@ -174,7 +180,7 @@ function showSchedule(schedule) {
   at("schedule-title").hidden = !some;
   at("schedule-text").hidden = !some;
   if (!some) { remove("schedule-chart"); return; }
-  at("schedule-text").textContent = schedule.complete ? "Forward and backward passes; what is white is waiting, communication after the passes, or the optimizer step."
+  at("schedule-text").textContent = schedule.complete ? "Forward and backward passes. Gaps are waiting, and what follows the passes is communication and the optimizer step."
     : "The first passes of each stage; the iteration has more.";
   scheduleChart(at("schedule"), schedule);
 }
@@ -307,9 +313,9 @@ function showLayouts() {
   remove("layouts-chart");
   at("search").replaceChildren();
   if (!found.points.length) return;
-  layoutsChart(at("search"), found, now, (each) => show(each.state));
+  layoutsChart(at("search"), found, now, (each) => take(each.change));
   const rows = found.points.map((each) => [each.text, seconds(each.iteration_seconds), bytes(each.device_bytes), each.tight ? "tight" : "fits",
-    element("button", {type: "button", "aria-label": `Take ${each.text}`, onclick: () => show(each.state)}, "Take")]);
+    element("button", {type: "button", "aria-label": `Take ${each.text}`, onclick: () => take(each.change)}, "Take")]);
   at("search").append(table("Layouts that were found", ["changed options", "iteration", "memory", "", ""], rows));
 }
 
