@@ -10,7 +10,7 @@ CPP = $(shell git ls-files '*.cpp' '*.h' '*.c')
 # Without bytecode, every process compiles the program again, and every run rewrites the assertions of all tests
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help fast test fuzz shadow versions bench lint format docs score
+.PHONY: help fast test fuzz shadow versions bench lint format docs explorer score
 
 help:
 	@echo "fast    quick tests, without processes, the shadow engine and the CUDA recorder"
@@ -23,6 +23,7 @@ help:
 	@echo "lint    ruff, mypy, codespell, clang-format"
 	@echo "format  rewrites the files as lint wants them"
 	@echo "docs    the documentation site, into site/"
+	@echo "explorer  the page on which a launch is changed, into site/explore; after docs, and needs npm"
 
 fast:
 	FUZZ=quick $(PYTEST) -m "not slow and not shadow and not cuda"
@@ -69,3 +70,6 @@ format:
 
 docs:
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+explorer:
+	$(PYTHON) tools/build_explorer.py site/explore

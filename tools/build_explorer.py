@@ -1,7 +1,7 @@
 """Builds the explorer as a folder of files for any web server: `python tools/build_explorer.py FOLDER [--pyodide FOLDER]`.
 
-The page runs the program in the browser, with Pyodide: the release of `PYODIDE` is fetched with npm into a cache unless a folder with the
-files of the npm package is given. The folder then has everything that the page requests. Needs npm, or that folder.
+The page runs the program in the browser, with Pyodide. The release of `PYODIDE` is fetched with npm into a cache unless a folder
+with the files of the npm package is given. The folder then has everything that the page requests. Needs npm, or that folder.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def npm_package() -> Path | None:
 
 
 def write_archive(path: Path) -> None:
-    """The package `analyzer` as far as the answers need it: sources and data, without the page and the programs of the stand-ins."""
+    """The package `analyzer` as far as the answers need it: sources and data, without the page."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted((ROOT / "analyzer").rglob("*")):
             name = file.relative_to(ROOT).as_posix()

@@ -1,4 +1,7 @@
-"""Make the screenshots of the HTML report in docs/images: `python tools/screenshots.py`. Needs Chromium and the extra `test`."""
+"""Make the screenshots of the HTML report and of the explorer in docs/images: `python tools/screenshots.py`.
+
+Needs Chromium and the extra `test`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from analyzer.cli.explorer.server import ExplorerServer  # noqa: E402
+
 IMAGES = ROOT / "docs" / "images"
 EXAMPLE = "examples/pretrain_llama3_70b.sh"
 SECTIONS = {"summary": ("summary", "memory"), "schedule": ("schedule", "time"), "cluster": ("cluster",)}
@@ -38,7 +46,23 @@ def main() -> None:
             clip = {"x": 0.0, "y": top, "width": float(WIDTH), "height": height}
             page.screenshot(path=IMAGES / f"report-{name}.png", full_page=True, clip=clip)  # type: ignore[arg-type]
             print(f"docs/images/report-{name}.png")
+        explorer(browser)
         browser.close()
+
+
+def explorer(browser: Browser) -> None:
+    """The explorer after a change of a launch."""
+    server = ExplorerServer(0, None)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = browser.new_page(viewport={"width": 1280, "height": 860})
+    page.goto(server.url)
+    page.wait_for_selector("html[data-shown]")
+    page.locator("[data-control=tensor] [data-value='4']").click()
+    page.wait_for_selector("html[data-shown='2']")
+    page.screenshot(path=IMAGES / "explorer.png")
+    print("docs/images/explorer.png")
+    server.shutdown()
+    server.server_close()
 
 
 if __name__ == "__main__":

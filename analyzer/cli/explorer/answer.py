@@ -23,7 +23,19 @@ from analyzer.report.json.encoder import Formats, Part, encode, named, own_field
 from analyzer.results import RankClass, Report, TimeEstimate
 from analyzer.version import __version__
 
-SHOWN: Final = ("engine", "megatron", "software", "world", "parallel", "batch", "ranks", "verdict", "time?", "warnings", "assumptions")
+SHOWN: Final = (
+    "engine",
+    "megatron",
+    "software",
+    "world",
+    "parallel",
+    "batch",
+    "ranks",
+    "verdict",
+    "time?",
+    "warnings",
+    "assumptions",
+)
 """Fields of the JSON report that the page shows, beside `model`."""
 FORMATS: Final[Formats] = {
     **document.FORMATS,
@@ -44,9 +56,9 @@ Answer = dict[str, Any]
 
 
 def answer(question: object, opened: Opened | None = None) -> Answer:
-    """The answer to a question: {"ask": one of `QUESTIONS`, "state": ..., further fields}. `opened`: the launch of the command line.
+    """The answer to a question: {"ask": one of `QUESTIONS`, "state": ..., further fields}.
 
-    An error for the user is {"error": message}.
+    `opened`: the launch of the command line. An error for the user is {"error": message}.
     """
     try:
         action = QUESTIONS.get(str(question.get("ask"))) if isinstance(question, dict) else None
@@ -184,7 +196,7 @@ def _search(question: Mapping[str, Any], opened: Opened | None) -> Answer:
     seconds, over = question.get("seconds"), question.get("over")
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= MOST_SECONDS:
         raise InputError("seconds", f"{seconds!r:.40} is not a time limit", f"write a number up to {MOST_SECONDS}")
-    if over not in SPACES:
+    if not isinstance(over, str) or over not in SPACES:
         raise InputError("over", f"{over!r:.40} is not a search", f"use {' or '.join(SPACES)}")
     return search_json(read(state_of(question.get("state")), opened), over=SPACES[over], seconds=seconds)
 

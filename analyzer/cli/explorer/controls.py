@@ -32,8 +32,8 @@ MOST_CHOICES: Final = 8
 GPUS_FACTORS: Final = (0.25, 0.5, 1, 2, 4)
 BATCHES: Final = (128, 256, 512, 1024, 2048)
 PRECISIONS: Final[Mapping[str, str]] = {
-    "bf16": "bf16", "fp16": "fp16", "delayed": "fp8, delayed scaling", "tensorwise": "fp8, tensorwise", "blockwise": "fp8, blockwise",
-    "mxfp8": "mxfp8",
+    "bf16": "bf16", "fp16": "fp16", "delayed": "fp8, delayed scaling", "tensorwise": "fp8, tensorwise",
+    "blockwise": "fp8, blockwise", "mxfp8": "mxfp8",
 }  # fmt: skip
 OF_FP8: Final = ("fp8_param_gather", "first_last_layers_bf16", "fp4", "fp4_recipe", "fp4_param")
 """Options that need fp8 or fp4, or contradict it."""
@@ -177,7 +177,9 @@ class _Controls:
         yield self._sized("context", "CP", parallel.context, POWERS, "ranks that share each sequence")
         experts = [1] if moe is None else [each for each in range(1, 65) if moe.num_experts % each == 0]
         shown = experts if moe is None else [each for each in experts if each & (each - 1) == 0]
-        yield self._sized("expert", "EP", parallel.expert, shown, "ranks that share the experts" if moe else "the model has no experts")
+        yield self._sized(
+            "expert", "EP", parallel.expert, shown, "ranks that share the experts" if moe else "the model has no experts"
+        )
 
     def _sized(self, name: str, label: str, present: int, choices: Sequence[int], text: str) -> Control:
         """A size of the split of a layout."""

@@ -18,8 +18,8 @@ TYPES: Final = {
 }
 """Types by the ending of a name. Others are text."""
 POLICY: Final = (
-    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
 )
 """The Content-Security-Policy of the page. The charts have styles in attributes."""
 

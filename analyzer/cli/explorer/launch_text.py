@@ -1,7 +1,7 @@
 """The words of a launch from the text that is pasted into the explorer: a command, a script or the name of a model.
 
-A text is never run, and nothing that it names is executed: its training script is taken as a relative path in `FOLDER`, which does not
-exist, so that no checkout of Megatron-LM is found beside it or on PYTHONPATH.
+A text is never run, and nothing that it names is executed: its training script is taken as a relative path in `FOLDER`, which does
+not exist, so that no checkout of Megatron-LM is found beside it or on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PROGRAMS: Final = ("get-training-info", "get_training_info.py")
 ALLOWED: Final = frozenset(
     PREFIX + name
     for name in (
-        "gpu", "gpu-memory", "world-size", "gpus-per-node", "margin", "network", "moe-imbalance", "set", "unset", "lora", "megatron",
-        "te", "torch", "model", "tokens", "price",
+        "gpu", "gpu-memory", "world-size", "gpus-per-node", "margin", "network", "moe-imbalance", "set", "unset", "lora",
+        "megatron", "te", "torch", "model", "tokens", "price",
     )
 )  # fmt: skip
 """Options of this program that a pasted text may have. Options that name files or start something are not among them."""
@@ -111,7 +111,9 @@ def _checked(launch: LaunchText) -> LaunchText:
     """A launch whose words run nothing. Raises InputError for options of this program that a pasted text must not have."""
     own, others = separated(launch.words)
     if "/" in (value_of("--info-megatron", launch.words) or ""):
-        raise InputError("--info-megatron", "names a folder, whose code a pasted launch does not run", "name a release, such as 0.16.1")
+        raise InputError(
+            "--info-megatron", "names a folder, whose code a pasted launch does not run", "name a release, such as 0.16.1"
+        )
     for word in own:
         flag = word.partition("=")[0]
         if flag.startswith(PREFIX) and flag not in ALLOWED:
@@ -122,6 +124,8 @@ def _checked(launch: LaunchText) -> LaunchText:
         remedy = f"paste the text of the script, or run get-training-info explore {others[0]}"
         raise InputError(others[0], "is the name of a script, which a pasted launch does not run", remedy)
     if others and others[0].endswith((".yaml", ".yml")):
-        raise InputError(others[0], "is the name of a file, which the page does not have", f"run get-training-info explore {others[0]}")
+        raise InputError(
+            others[0], "is the name of a file, which the page does not have", f"run get-training-info explore {others[0]}"
+        )
     words = tuple(word.lstrip("/") if word.endswith(".py") else word for word in launch.words)
     return launch._replace(words=words, environ={name: value for name, value in launch.environ.items() if name != "PYTHONPATH"})

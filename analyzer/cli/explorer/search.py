@@ -13,7 +13,6 @@ from analyzer.layout_search.executors import workers
 from analyzer.layout_search.options import as_short_text
 from analyzer.layout_search.search import search_space
 
-
 SPACES: Final[Mapping[str, tuple[str, ...]]] = {"quick": ("tp", "pp", "vpp", "cp", "ep", "micro-batch"), "complete": ()}
 """The dimensions that a search changes; all usual ones if empty."""
 

@@ -1,7 +1,7 @@
 """The local server of the explorer: files of the page, and answers to its questions.
 
-It listens on the loopback address only. Every path begins with a random token, so that other users and other pages do not reach it, and
-a request with another Host header is refused, so that a name that resolves to this machine does not reach it either.
+It listens on the loopback address only. Every path begins with a random token, so that other users and other pages do not reach it,
+and a request with another Host header is refused, so that a name that resolves to this machine does not reach it either.
 """
 
 from __future__ import annotations
@@ -198,4 +198,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing is printed about requests: their paths have the token."""
-

@@ -1,8 +1,8 @@
 """Reads the launch in the text of a launch script without running it.
 
-Only assignments, arrays and the launch itself are read: simple commands of bash outside of conditions, loops and functions. Parameters
-are expanded as bash expands them where their values can be known from the text. What is not known, such as the output of a command,
-is refused where the launch needs it, except as a part of a path.
+Only assignments, arrays and the launch itself are read: simple commands of bash outside of conditions, loops and functions.
+Parameters are expanded as bash expands them where their values can be known from the text. What is not known, such as the output of
+a command, is refused where the launch needs it, except as a part of a path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from analyzer.errors import InputError
 from analyzer.launch.launchers.launcher_options import NAMES as LAUNCHERS
 
 OPTION: Final = "launch"
-REMEDY: Final = "paste the launch command that get-training-info SCRIPT --info-dry prints, or open the script with get-training-info explore"
+REMEDY: Final = (
+    "paste the launch command that get-training-info SCRIPT --info-dry prints, or open the script with get-training-info explore"
+)
 ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 OPENING: Final = frozenset({"if", "for", "while", "until", "case", "select", "{", "("})
 BETWEEN_BRANCHES: Final = frozenset({"then", "else", "elif", "do", "!", ";"})
@@ -47,7 +49,7 @@ class ScriptLaunch(NamedTuple):
 
 
 def is_script(text: str) -> bool:
-    """Whether a text is more than one command: it begins with #!, or has an assignment, an array or a command of its own line."""
+    """Whether a text is more than one command, or begins with #!."""
     if text.lstrip().startswith("#!"):
         return True
     try:
@@ -58,7 +60,7 @@ def is_script(text: str) -> bool:
 
 
 def launch_of_script(text: str) -> ScriptLaunch:
-    """The only launch in the text of a script. Raises InputError if there is none, if there are several, or if it cannot be read."""
+    """The only launch in the text of a script. Raises InputError if there is not one, or if it cannot be read."""
     reader = _Reader()
     try:
         for command in split_commands(text):

@@ -173,7 +173,7 @@ class Expander:
         self._values[name] = _limited(before + value if add and isinstance(before, str) else value)
 
     def words(self, raw: str) -> list[str]:
-        """The words that a word expands to. Raises Unreadable for a word whose value is not known, unless it is a part of a path."""
+        """The words that a word expands to. Raises Unreadable if its value is not known, unless that is a part of a path."""
         return [self._known(word, raw) for word in self._split(raw)]
 
     def _known(self, word: str, raw: str) -> str:

@@ -1,7 +1,7 @@
 """The state of the explorer: a launch as text, a GPU, a number of GPUs, and options that differ from those of the text.
 
-A state is a JSON object with the fields of `State`, so that a link can carry it. `read` gives the launch of a state, with the same words
-that the command line would get.
+A state is a JSON object with the fields of `State`, so that a link can carry it. `read` gives the launch of a state, with the same
+words that the command line would get.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from analyzer.errors import InputError
 from analyzer.launch.argv_parser import options_with_values
 from analyzer.launch.inference.options import asks_for_inference
 from analyzer.launch.info_options import GPU, MODEL, SET, UNSET, asks_for_search, separated, takes_value, value_of
+from analyzer.launch.launchers.world import PER_NODE
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.split_argv import split_argv
 
@@ -56,7 +57,7 @@ class State:
 
 @dataclass(frozen=True)
 class Opened:
-    """The launch with which the explorer was started. It may be a script or a file, and uses the environment and files of its folder."""
+    """The launch with which the explorer was started, with the environment and the folder of its script."""
 
     text: str
     """The text in the page that stands for it."""
@@ -72,7 +73,6 @@ class Read:
     """The launch of a state."""
 
     state: State
-    """With the GPU and the number of GPUs."""
     text: LaunchText
     argv: tuple[str, ...]
     """The words of the drop-in form."""
@@ -117,12 +117,13 @@ def read(state: State, opened: Opened | None = None) -> Read:
     """The launch of a state. A text that equals that of `opened` stands for it. Raises AnalyzerError."""
     text = text_of(state.launch, opened)
     argv = argv_of(state, text)
-    environ, folder = (opened.environ, opened.folder) if _is_opened(state.launch, opened) else (text.environ, FOLDER)
+    environ, folder = text.environ, FOLDER
+    if opened is not None and _is_opened(state.launch, opened):
+        folder = opened.folder
     if asks_for_inference(argv) or asks_for_search(argv):
         raise InputError("launch", "asks for inference or for a search", "paste a training; the page has a search of its own")
     launch = read_launch(argv, environ=environ, folder=folder)
-    known = replace(state, gpu=launch.job.hardware.name, gpus=launch.job.parallel.world_size)
-    return Read(known, text, tuple(argv), launch)
+    return Read(state, text, tuple(argv), launch)
 
 
 def text_of(launch: str, opened: Opened | None) -> LaunchText:
@@ -146,12 +147,21 @@ def argv_of(state: State, text: LaunchText) -> list[str]:
     gpu = state.gpu or value_of(GPU, own) or USUAL_GPU
     options = [*_without(own, (GPU, *((WORLD_SIZE,) if state.gpus else ()))), GPU, gpu]
     if state.gpus:
-        options += [WORLD_SIZE, str(state.gpus)]
+        options += [WORLD_SIZE, str(state.gpus), *_nodes(text, state.gpus)]
     if state.set:
         options += [SET, shlex.join(words_of(state.set))]
     if state.unset:
         options += [UNSET, ",".join(flag.removeprefix("--") for flag in state.unset)]
     return [*options, *others]
+
+
+def _nodes(text: LaunchText, gpus: int) -> list[str]:
+    """The option that keeps the GPUs of a node of the launcher, if they divide another number of GPUs."""
+    options = split_argv(text.words, load_catalogue().newest).launcher_options
+    size = next((value for dest, value, _ in reversed(options) if dest == "nproc_per_node"), None)
+    if size is None or not size.isdigit() or not int(size) or gpus % int(size):
+        return []
+    return [PER_NODE, size]
 
 
 def _without(own: list[str], flags: tuple[str, ...]) -> list[str]:

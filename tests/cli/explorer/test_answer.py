@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ MIXTRAL = "mistralai/Mixtral-8x7B-v0.1 --expert-model-parallel-size 4 --pipeline
 STATES = {"Llama": {"launch": LLAMA, "gpus": 16}, "Mixtral": {"launch": MIXTRAL, "gpus": 32, "gpu": "H200-141GB"}}
 COMMAND = (
     "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 "
-    "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --bf16 --tokenizer-type NullTokenizer "
-    "--vocab-size 32000 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --recompute-activations "
+    "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --bf16 "
+    "--tokenizer-type NullTokenizer --vocab-size 32000 "
+    "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --recompute-activations "
     "--use-distributed-optimizer"
 )
 FIELDS = ("megatron", "software", "world", "parallel", "batch", "verdict", "warnings", "assumptions")
@@ -130,10 +132,19 @@ def test_the_reason_is_the_error_of_the_command_line(name: str, value: int, opti
 
 def test_several_choices_one_after_the_other_equal_the_command_line() -> None:
     state: dict[str, Any] = {"launch": COMMAND}
-    for name, value in (("virtual", 1), ("tensor", 2), ("recompute", "full"), ("precision", "delayed"), ("gpus", 32), ("gpu", "B200-180GB")):
+    for name, value in (
+        ("virtual", 1),
+        ("tensor", 2),
+        ("recompute", "full"),
+        ("precision", "delayed"),
+        ("gpus", 32),
+        ("gpu", "B200-180GB"),
+    ):
         controls = {each["name"]: each for each in ask("controls", state)["controls"]}
         choices = controls[name]["choices"]
-        choice = next(each for each in choices if each["value"] == value or (name == "recompute" and each["text"].startswith("full")))
+        choice = next(
+            each for each in choices if each["value"] == value or (name == "recompute" and each["text"].startswith("full"))
+        )
         state = {**state, **choice["change"]}
     figures = ask("figures", state)
     words = shlex.split(figures["paste"]["command"])
@@ -156,6 +167,20 @@ def test_a_choice_and_back_gives_the_same_options() -> None:
     again = {each["name"]: each for each in ask("controls", state)["controls"]}
     back = next(each for each in again["pipeline"]["choices"] if each["value"] == 4)["change"]
     assert "--pipeline-model-parallel-size" not in back["set"]
+
+
+def test_another_number_of_gpus_keeps_the_gpus_of_a_node() -> None:
+    """Nodes of four, for which other links count."""
+    state: dict[str, Any] = {"launch": COMMAND.replace("--nnodes 2 --nproc-per-node 8", "--nnodes 4 --nproc-per-node 4")}
+    first = ask("figures", state)
+    assert first["state"]["gpus"] is None
+    for size in (32, 16):
+        control = next(each for each in ask("controls", state)["controls"] if each["name"] == "gpus")
+        state |= next(each for each in control["choices"] if each["value"] == size)["change"]
+        shown = ask("figures", state)
+        assert shown["report"]["world"] == {"size": size, "nodes": size // 4, "gpus_per_node": 4}
+        check_equal(shown, report(*shlex.split(shown["paste"]["command"])[1:]))
+    assert shown["report"]["time"] == first["report"]["time"]
 
 
 def test_any_number_can_be_chosen_if_it_is_legal() -> None:
@@ -193,7 +218,7 @@ def test_the_schedule_has_all_passes_in_the_time_of_the_iteration() -> None:
     assert max(end for line in found["stages"] for _, end, *_ in line) <= found["seconds"]
     for line in found["stages"]:
         ordered = sorted(line)
-        assert all(one[1] <= other[0] + 1e-9 for one, other in zip(ordered, ordered[1:], strict=False))
+        assert all(one[1] <= other[0] + 1e-9 for one, other in pairwise(ordered))
 
 
 def test_all_gpus_can_be_chosen_and_one_without_speeds_has_no_time() -> None:
@@ -238,9 +263,9 @@ def test_a_pasted_launch_runs_no_parser_of_a_checkout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "state",
-    [None, [], {}, {"launch": 1}, {"launch": "x", "more": 1}, {"launch": "x", "gpus": True}, {"launch": "x", "gpus": -1}, {"launch": "x", "gpu": 1},
-     {"launch": "x", "set": {"--info-json": "x"}}, {"launch": "x", "set": {"--a": None}}, {"launch": "x", "set": [1]}, {"launch": "x", "unset": ["a"]},
-     {"launch": "x" * 300_000}],
+    [None, [], {}, {"launch": 1}, {"launch": "x", "more": 1}, {"launch": "x", "gpus": True}, {"launch": "x", "gpus": -1},
+     {"launch": "x", "gpu": 1}, {"launch": "x", "set": {"--info-json": "x"}}, {"launch": "x", "set": {"--a": None}},
+     {"launch": "x", "set": [1]}, {"launch": "x", "unset": ["a"]}, {"launch": "x" * 300_000}],
 )  # fmt: skip
 def test_a_state_that_is_none_is_refused(state: Any) -> None:
     assert "error" in ask("figures", state)

@@ -52,7 +52,9 @@ def request(
 
 
 def ask(server: ExplorerServer, question: Any, **headers: str) -> tuple[int, Any]:
-    status, _, body = request(server, "POST", "answer", body=json.dumps(question).encode(), Content_Type="application/json", **headers)
+    status, _, body = request(
+        server, "POST", "answer", body=json.dumps(question).encode(), Content_Type="application/json", **headers
+    )
     return status, json.loads(body) if status == 200 else body
 
 
@@ -111,16 +113,19 @@ def test_a_form_of_another_page_is_refused(server: ExplorerServer, kind: str) ->
 
 
 def test_a_long_question_is_refused(server: ExplorerServer) -> None:
-    status, *_ = request(server, "POST", "answer", body=b"", Content_Length=str(MOST_BYTES + 1), **{"Content_Type": "application/json"})
+    status, *_ = request(server, "POST", "answer", body=b"", Content_Length=str(MOST_BYTES + 1), Content_Type="application/json")
     assert status == 413
     for length in ("-1", "x", "²"):
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
-            head = f"POST /{server.token}/answer HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nContent-Type: application/json\r\n"
+            host = f"Host: 127.0.0.1:{server.server_port}"
+            head = f"POST /{server.token}/answer HTTP/1.1\r\n{host}\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: {length}\r\n\r\n".encode())
             assert b"411" in connection.recv(1000).split(b"\r\n")[0]
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "../server.py", "..%2fserver.py", "%2e%2e/server.py", "page/index.html", "/etc/passwd", "x"])
+@pytest.mark.parametrize(
+    "name", ["__init__.py", "../server.py", "..%2fserver.py", "%2e%2e/server.py", "page/index.html", "/etc/passwd", "x"]
+)
 def test_other_files_are_not_served(server: ExplorerServer, name: str) -> None:
     assert request(server, "GET", name)[0] == 404
 
@@ -154,7 +159,11 @@ def test_a_second_search_ends_the_first_and_stop_ends_it(server: ExplorerServer)
 
 
 def test_the_words_of_the_command() -> None:
-    assert split(["--port", "80", "a.sh", "--gpu", "H200", "--", "--port", "1"]) == (80, True, ["a.sh", "--gpu", "H200", "--", "--port", "1"])
+    assert split(["--port", "80", "a.sh", "--gpu", "H200", "--", "--port", "1"]) == (
+        80,
+        True,
+        ["a.sh", "--gpu", "H200", "--", "--port", "1"],
+    )
     assert split(["--port=8080", "--no-browser"]) == (8080, False, [])
     for words in (["--port"], ["--port", "0"], ["--port=99999"], ["--port", "x"]):
         with pytest.raises(InputError):

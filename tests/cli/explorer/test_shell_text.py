@@ -17,7 +17,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.sh"))
 SCRIPTS = {
     "defaults": 'N=${N:-4}\ntorchrun --nproc-per-node $N pretrain.py --num-layers "${L:=8}" --x $L',
     "arrays": 'A=(--a 1 "two words" # comment\n  --b)\nA+=(--c "$N")\ntorchrun x.py "${A[@]}" ${A[*]} --last ${A}',
-    "splitting": "A='--a 1  --b'\nB=\"$A --c\"\ntorchrun x.py $B \"$B\" --d$A",
+    "splitting": 'A=\'--a 1  --b\'\nB="$A --c"\ntorchrun x.py $B "$B" --d$A',
     "quotes": """torchrun x.py --a 'single $A' --b "double \\"quoted\\" \\$A" --c un\\ quoted --d ''""",
     "arithmetic": "G=8\nN=$((G * 4 + 2))\ntorchrun --nnodes $(( N / G )) x.py --w $N",
     "continued": "torchrun \\\n  --nnodes 2 \\\n  x.py --a 1 2>&1 | tee log.txt",

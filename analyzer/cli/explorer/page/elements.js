@@ -29,13 +29,19 @@ export function details(summary, ...children) {
   return element("details", {}, element("summary", {}, summary), ...children);
 }
 
+/** Bytes with two digits, rounded as the reports of the command line are: exactly, and a half to the even digit. */
 export function bytes(value, {sign = false} = {}) {
   if (value === null || value === undefined) return "not known";
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-  let size = Math.abs(value), unit = 0;
-  while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit += 1; }
+  const size = BigInt(Math.abs(Math.round(value)));
+  let unit = 0;
+  while (size >= 1024n ** BigInt(unit + 1) && unit < units.length - 1) unit += 1;
   const before = value < 0 ? "−" : sign && value > 0 ? "+" : "";
-  return `${before}${unit ? size.toFixed(2) : size} ${units[unit]}`;
+  if (!unit) return `${before}${size} B`;
+  const whole = 1024n ** BigInt(unit);
+  const [hundredths, rest] = [size * 100n / whole, 2n * (size * 100n % whole)];
+  const rounded = hundredths + (rest > whole || (rest === whole && hundredths % 2n) ? 1n : 0n);
+  return `${before}${rounded / 100n}.${String(rounded % 100n).padStart(2, "0")} ${units[unit]}`;
 }
 
 export function seconds(value, {sign = false} = {}) {

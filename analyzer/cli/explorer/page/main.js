@@ -148,11 +148,11 @@ const range = ({range_seconds: both}) => (both ? `${seconds(both[0])} to ${secon
 function memoryTable(report) {
   const rows = stages(report).map((rank) => [`stage ${rank.pipeline_rank}`, ...partsOf(rank.memory).map(([, size]) => bytes(size)),
     bytes(rank.memory.device_bytes)]);
-  const header = ["", ...partsOf(report.ranks[0].memory).map(([name]) => name), "on the device"];
+  const header = ["stage", ...partsOf(report.ranks[0].memory).map(([name]) => name), "on the device"];
   at("memory-table")?.remove();
   const open = at("memory").dataset.open === "true";
   const box = element("details", {id: "memory-table", open, ontoggle: (event) => { at("memory").dataset.open = String(event.target.open); }},
-    element("summary", {}, "Figures"), table("Memory of each stage", header, rows),
+    element("summary", {}, "Figures"), table("Figures of the memory", header, rows),
     element("p", {class: "muted"}, `Peak of stage ${highest(report).pipeline_rank}: ${highest(report).memory.peak_at}.`));
   at("memory").append(box);
 }
@@ -170,7 +170,7 @@ function showTime(report) {
   at("time-table")?.remove();
   const rows = Object.entries(time.parts_seconds).filter(([, value]) => value > 0)
     .map(([name, value]) => [TIME[name] ?? name, seconds(value), percent(value / time.iteration_seconds)]);
-  const box = details("Figures", table("Parts of an iteration", ["", "time", "share"], rows));
+  const box = details("Figures", table("Figures of the time", ["part", "time", "share"], rows));
   box.id = "time-table";
   at("time").append(box);
 }
@@ -232,7 +232,7 @@ function showChanges() {
   ...versions.filter((version) => version !== current).map((version) => element("option", {value: version.number, selected: version === base}, `version ${version.number}`)));
   fill(at("changes"), element("label", {class: "inline"}, "Compare with ", choice),
     element("p", {id: "change-text"}, differences(other, current)),
-    rows.length ? table("Differences", ["", `version ${other.number}`, `version ${current.number}`, "difference"], rows)
+    rows.length ? table("Differences", ["figure", `version ${other.number}`, `version ${current.number}`, "difference"], rows)
       : element("p", {class: "muted"}, "No figure differs."),
     close ? element("p", {class: "muted"}, `The times differ by less than the error of the model (${percent(errorOfTimes)}): it cannot tell which is faster.`) : null);
 }
@@ -264,7 +264,7 @@ function showVersions() {
     return [name, bytes(highest(version.report).memory.device_bytes), version.report.verdict.state ?? "", time ? seconds(time.iteration_seconds) : "",
       time ? count(time.tokens_per_second_per_gpu) : "", version.number === 1 ? "as pasted" : differences(versions[0], version)];
   });
-  at("versions").replaceChildren(table("Versions", ["", "memory", "verdict", "iteration", "tokens/s/GPU", "changed"], rows));
+  at("versions").replaceChildren(table("Versions", ["version", "memory", "verdict", "iteration", "tokens/s/GPU", "changed"], rows));
 }
 
 // ---- search ----
@@ -316,7 +316,7 @@ function showLayouts() {
   layoutsChart(at("search"), found, now, (each) => take(each.change));
   const rows = found.points.map((each) => [each.text, seconds(each.iteration_seconds), bytes(each.device_bytes), each.tight ? "tight" : "fits",
     element("button", {type: "button", "aria-label": `Take ${each.text}`, onclick: () => take(each.change)}, "Take")]);
-  at("search").append(table("Layouts that were found", ["changed options", "iteration", "memory", "", ""], rows));
+  at("search").append(table("Layouts that were found", ["changed options", "iteration", "memory", "verdict", "choice"], rows));
 }
 
 // ---- texts ----
