@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def explore(words: Sequence[str]) -> int:
     with _opened(asked.launch) as opened:
         server = ExplorerServer(asked.port, opened)
         print_message(f"the explorer is at {server.url} (Ctrl-C ends it)")
-        if asked.browser:
+        if asked.browser and _has_windows():
             import webbrowser
 
             webbrowser.open(server.url)
@@ -51,6 +52,11 @@ def explore(words: Sequence[str]) -> int:
             server.search.stop()
             server.server_close()
     return FITS
+
+
+def _has_windows() -> bool:
+    """Whether a browser would open a window. One in the terminal would keep the program waiting."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def split(words: Sequence[str]) -> Asked:

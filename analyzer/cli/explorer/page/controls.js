@@ -1,5 +1,5 @@
 // The controls: a list of GPUs, and for every other dimension a row of choices. A choice that Megatron refuses is disabled and keeps its
-// reason, which is shown when it has the focus or the pointer.
+// reason, which is shown when it is selected or gets the focus; a pointer sees it as a tooltip.
 
 import {element} from "./elements.js";
 
@@ -53,7 +53,7 @@ function chips(each, id, reason, take) {
     "aria-describedby": choice.reason ? `${id}-reason` : null, title: choice.reason ?? null, tabindex: place === current ? "0" : "-1",
     "data-value": choice.value,
     onclick: () => { if (choice.reason) show(choice); else if (!choice.selected) take(choice.change); },
-    onfocus: () => show(choice), onblur: () => show(null), onmouseenter: () => show(choice), onmouseleave: () => show(null),
+    onfocus: () => show(choice), // it stays when the focus leaves: what is below must not move while it is clicked
   }, choice.text));
   group.append(...buttons);
   group.addEventListener("keydown", (event) => {

@@ -77,6 +77,7 @@ function busy(is) {
 function showError(text) {
   at("error").textContent = text;
   at("error").hidden = !text;
+  if (text && !current) at("verdict").textContent = "No launch is shown.";
   waiting(at("controls"), false);
 }
 
@@ -361,8 +362,8 @@ async function start() {
   try {
     program = await backend((step) => { at("verdict").textContent = step; });
   } catch (error) {
-    at("verdict").textContent = "The explorer could not be started.";
     showError(String(error.message ?? error));
+    at("verdict").textContent = "The explorer could not be started.";
     return;
   }
   at("backend").textContent = program.text;
