@@ -430,6 +430,8 @@ def test_accessibility_and_widths(opened: Opened, width: int, dark: bool) -> Non
     from axe_playwright_python.sync_playwright import Axe
 
     page = opened.page
+    if "explore" in opened.url and dark == (width == 1440):
+        pytest.skip("two of the four are enough with the other backend: the page is the same")
     if dark == (page.evaluate("document.documentElement.dataset.theme") == "light"):
         page.locator("#theme").click()
     page.set_viewport_size({"width": width, "height": 900})

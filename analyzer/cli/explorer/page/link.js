@@ -18,7 +18,7 @@ export function fromHash(hash) {
   try {
     set = JSON.parse(fields.get("set") ?? "{}");
   } catch {
-    set = null;
+    set = "damaged"; // which the program refuses
   }
   return {
     launch: fields.get("launch"),
