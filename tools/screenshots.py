@@ -21,7 +21,7 @@ from analyzer.cli.explorer.server import ExplorerServer  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 EXAMPLE = "examples/pretrain_llama3_70b.sh"
-SECTIONS = {"summary": ("summary", "memory"), "schedule": ("schedule", "time"), "cluster": ("cluster",)}
+SECTIONS = {"summary": ("summary", "launch", "memory"), "schedule": ("schedule", "time"), "cluster": ("cluster",)}
 """The sections that each image shows."""
 WIDTH = 1100
 
@@ -38,6 +38,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": WIDTH, "height": 900})
         page.goto(file.as_uri())
+        page.wait_for_function("() => typeof charts !== 'undefined'")
         page.evaluate("showAll()")
         for name, sections in SECTIONS.items():
             boxes = [box for section in sections if (box := page.locator(f"#{section}").bounding_box()) is not None]

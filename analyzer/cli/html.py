@@ -5,36 +5,87 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from analyzer.cli.environment import Environment
 
 if TYPE_CHECKING:
     from analyzer.api import Launch
+    from analyzer.inference.offload.estimate import OffloadReport
+    from analyzer.inference.reading import InferenceLaunch
+    from analyzer.inference.results import InferenceReport
+    from analyzer.launch.info_options import InfoOptions
+    from analyzer.layout_search.result import SearchResult
     from analyzer.report.against import OldReport
     from analyzer.results import Report
 
 OPTION: Final = "--info-html"
-MORE: Final[Mapping[str, Any]] = MappingProxyType({})
-"""No further fields."""
 
 
 def write_html(
-    report: Report, launch: Launch, path: str, *, argv: Sequence[str], old: Sequence[OldReport] = (), more: Mapping[str, Any] = MORE
+    report: Report,
+    launch: Launch,
+    path: str,
+    *,
+    argv: Sequence[str],
+    old: Sequence[OldReport] = (),
+    search: SearchResult | None = None,
 ) -> None:
-    """Writes the page of a report, next to the older ones of `--info-against`. `more`: further fields of the JSON report.
+    """Writes the page of a report, next to the older ones of `--info-against`. `search`: the result of a search from this launch.
 
     Raises InputError if Jinja2 is not installed, or if the file cannot be written.
     """
+    from analyzer.report.html.head import head_of_training
     from analyzer.report.html.page import extra_data, page
     from analyzer.report.json.document import to_json, write_text
 
-    names = [_title(report), *(Path(each.file).name for each in old)]
+    more = {}
+    if search is not None:
+        from analyzer.report.json.search import search_json
+
+        more["search"] = search_json(search)
+    head = head_of_training(report, name=_model(launch.options), search=search)
+    names = [head.title, *(Path(each.file).name for each in old)]
     documents = [{**to_json(report), **more}, *(each.document for each in old)]
     inputs = None if launch.time is None or launch.time.flops_share is not None else launch.time
-    text = page(documents, names, extra=extra_data(report, inputs), command=_command(argv, launch.environ))
+    text = page(head, documents, names, extra=extra_data(report, inputs), command=_command(argv, launch.environ))
     write_text(text, path, option=OPTION)
+
+
+def write_inference_html(
+    report: InferenceReport, launch: InferenceLaunch, path: str, *, argv: Sequence[str], environ: Mapping[str, str]
+) -> None:
+    """Writes the page of a report about generation. Raises InputError like `write_html`."""
+    from analyzer.report.html.head import head_of_inference
+    from analyzer.report.html.page import page
+    from analyzer.report.json.document import write_text
+    from analyzer.report.json.inference import inference_json
+
+    head = head_of_inference(report, name=_model(launch.options))
+    text = page(head, [inference_json(report)], [head.title], extra={}, command=_command(argv, environ))
+    write_text(text, path, option=OPTION)
+
+
+def write_offload_html(
+    report: OffloadReport, launch: InferenceLaunch, path: str, *, argv: Sequence[str], environ: Mapping[str, str]
+) -> None:
+    """Writes the page of a report about generation with offloading. Raises InputError like `write_html`."""
+    from analyzer.report.html.head import head_of_offload
+    from analyzer.report.html.page import page
+    from analyzer.report.json.document import write_text
+    from analyzer.report.json.offload import offload_json
+
+    head = head_of_offload(report, name=_model(launch.options))
+    text = page(head, [offload_json(report)], [head.title], extra={}, command=_command(argv, environ))
+    write_text(text, path, option=OPTION)
+
+
+def _model(options: InfoOptions) -> str:
+    """The name of the model of `--info-model`, without the folder of a file; empty without that option."""
+    if options.model is None:
+        return ""
+    path = Path(options.model)
+    return path.parent.name or path.stem if path.suffix == ".json" else path.name
 
 
 def _command(argv: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -43,9 +94,3 @@ def _command(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     return " ".join(
         [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(["get-training-info", *argv])]
     )
-
-
-def _title(report: Report) -> str:
-    world = report.job.parallel.world_size
-    gpu = report.job.hardware.name or "GPU"
-    return f"{report.parameters / 1e9:,.1f} billion parameters on {world:,} × {gpu}"

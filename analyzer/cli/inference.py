@@ -20,8 +20,12 @@ def analyze_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder
     """Predicts an inference launch, prints the report and returns the exit status. Raises AnalyzerError."""
     launch = read_inference(argv, environ=environ, folder=folder)
     if launch.options.offload is not None:
-        return _analyze_offload(launch, launch.options.offload)
+        return _analyze_offload(launch, launch.options.offload, argv, environ)
     report = inference_report(launch.job, launch.time, note=launch.note, command=launch.command)
+    if launch.options.html is not None:
+        from analyzer.cli.html import write_inference_html
+
+        write_inference_html(report, launch, launch.options.html, argv=argv, environ=environ)
     printed = False
     if launch.options.json is not None:
         from analyzer.report.json.inference import inference_json
@@ -36,11 +40,15 @@ def analyze_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder
     return DOES_NOT_FIT if fails(report.verdict, launch.options.fail_on) else FITS
 
 
-def _analyze_offload(launch: InferenceLaunch, offload: Offload) -> int:
+def _analyze_offload(launch: InferenceLaunch, offload: Offload, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Predicts generation with offloading, prints the report and returns the exit status. Raises AnalyzerError."""
     from analyzer.inference.offload.estimate import report_of_launch
 
     report = report_of_launch(launch, offload)
+    if launch.options.html is not None:
+        from analyzer.cli.html import write_offload_html
+
+        write_offload_html(report, launch, launch.options.html, argv=argv, environ=environ)
     printed = False
     if launch.options.json is not None:
         from analyzer.report.json.offload import offload_json

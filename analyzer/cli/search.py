@@ -100,9 +100,8 @@ def _one(argv: Sequence[str], launch: Launch, options: InfoOptions) -> int:
     result = replace(result, commands=commands)
     if options.html is not None:
         from analyzer.cli.html import write_html
-        from analyzer.report.json.search import search_json
 
-        write_html(report, launch, options.html, argv=argv, more={"search": search_json(result)})
+        write_html(report, launch, options.html, argv=argv, search=result)
     _write(report, result, options)
     return _status([result])
 

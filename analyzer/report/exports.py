@@ -82,10 +82,10 @@ def _as_search(result: Exported) -> SearchResult:
 
 
 def _of_training(report: Report) -> str:
-    from analyzer.report.console.summary_section import summary_rows
+    from analyzer.report.console.summary_section import key_rows
     from analyzer.report.console.verdict_section import one_line
 
-    return _table(one_line(report), [row for row in summary_rows(report) if row[0] != "assumptions"])
+    return _table(one_line(report), key_rows(report))
 
 
 def _of_inference(report: InferenceReport) -> str:

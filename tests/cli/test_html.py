@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import html
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -22,7 +25,15 @@ OPTIONS = (
 
 def command_of(page: Path) -> str:
     """The command in the last element of the page."""
-    return html.unescape(page.read_text().rpartition("<code>")[2].partition("</code>")[0])
+    return html.unescape(re.sub("<.+?>", "", page.read_text().rpartition("<code>")[2].partition("</code>")[0]))
+
+
+def content(page: Path) -> str:
+    """The page with the compressed documents in it."""
+    text = page.read_text()
+    packed = re.findall(r'<script type="application/gzip" id="(?:reports|extra)">(.+?)</script>', text)
+    assert len(packed) == 2
+    return "".join([text, *(gzip.decompress(base64.b64decode(each)).decode() for each in packed)])
 
 
 def variables_of(command: str) -> dict[str, str]:
@@ -43,7 +54,7 @@ def test_the_command_has_the_variables_that_the_prediction_read(tmp_path: Path, 
         monkeypatch.setenv(name, value)
     page = tmp_path / "page.html"
     assert run("pretrain_gpt.py", *OPTIONS.split(), "--info-html", str(page)).status == 0
-    text, command = page.read_text(), command_of(page)
+    text, command = content(page), command_of(page)
     assert "secret" not in text
     found = variables_of(command)
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
@@ -71,4 +82,4 @@ def test_the_command_has_the_variables_of_a_script(tmp_path: Path) -> None:
     found = variables_of(command_of(page))
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert (found["SLURM_STEP_NUM_TASKS"], found["SLURM_NTASKS_PER_NODE"]) == ("8", "4")
-    assert "secret-word" not in page.read_text()
+    assert "secret-word" not in content(page)

@@ -24,7 +24,7 @@ ONLY_TRAINING: Final = (
     "--info-search", "--info-search-over", "--info-keep", "--info-search-gpus", "--info-search-max",
     "--info-faster", "--info-search-fewest-gpus", "--info-search-days",
     "--info-search-thorough", "--info-search-time", "--info-search-csv", "--info-workers", "--info-launch", "--info-print-options",
-    "--info-detail", "--info-html", "--info-timeline",
+    "--info-detail", "--info-timeline",
 )  # fmt: skip
 """Options that only the analysis of a training uses."""
 STATIC_SCRIPTS: Final = ("run_text_generation_server", "gpt_static_inference", "run_inference_performance_test")

@@ -27,14 +27,14 @@ PARTS = {
 
 def inference_sections(report: InferenceReport) -> list[RenderableType]:
     """The verdict, key figures, memory, times, warnings and assumptions."""
-    text, style = _verdict(report)
+    text, style = verdict(report)
     return [
         *(paragraph(each, style=KEY, indent=0) for each in report.unknown),
         *([""] if report.unknown else []),
         paragraph(text, style=style, indent=0),
         *([paragraph(report.verdict.note, indent=0)] if report.verdict.note else []),
         "",
-        fields(_key_figures(report)),
+        fields(key_rows(report)),
         *([*heading("Warnings"), points(report.warnings)] if report.warnings else []),
         *_memory(report),
         *(_time(report.time) if report.time is not None else ()),
@@ -43,7 +43,7 @@ def inference_sections(report: InferenceReport) -> list[RenderableType]:
     ]
 
 
-def _verdict(report: InferenceReport) -> tuple[str, str]:
+def verdict(report: InferenceReport) -> tuple[str, str]:
     """One sentence with the need of the highest-memory rank, and its style."""
     result = report.verdict
     stage = report.highest
@@ -65,7 +65,7 @@ def _verdict(report: InferenceReport) -> tuple[str, str]:
     return f"It does not fit: {needs} needs {size}, and {capacity_of(result)}: {excess(result)}.", BAD
 
 
-def _key_figures(report: InferenceReport) -> list[tuple[str, str]]:
+def key_rows(report: InferenceReport) -> list[tuple[str, str]]:
     job, spec, limits = report.job, report.job.inference, report.limits
     batch = (
         f"{plural(spec.batch_size, 'request')} on each replica: {spec.prompt_tokens:,} prompt tokens, "

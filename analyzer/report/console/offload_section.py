@@ -24,13 +24,13 @@ TENSORS: Final = ("weights", "KV cache", "activations")
 def offload_sections(report: OffloadReport) -> list[RenderableType]:
     """The verdict, key figures, placement, memory, times, policies and assumptions."""
     job = report.job
-    text, style = _verdict(report)
+    text, style = verdict(report)
     return [
         *(paragraph(each, style=KEY, indent=0) for each in report.unknown),
         *([""] if report.unknown else []),
         paragraph(text, style=style, indent=0),
         "",
-        fields(_key_figures(report)),
+        fields(key_rows(report)),
         *([*heading("Warnings"), points(job.warnings)] if job.warnings else []),
         *_placement(report),
         *_memory(report),
@@ -41,7 +41,7 @@ def offload_sections(report: OffloadReport) -> list[RenderableType]:
     ]
 
 
-def _verdict(report: OffloadReport) -> tuple[str, str]:
+def verdict(report: OffloadReport) -> tuple[str, str]:
     needs = ", ".join(f"{tier.name} {_of(tier)}" for tier in report.tiers if tier.total)
     over = [tier for tier in report.tiers if tier.total > tier.capacity]
     if over:
@@ -59,7 +59,7 @@ def _of(tier: Tier) -> str:
     return f"{format_bytes(int(tier.total))} of {format_bytes(int(tier.capacity))}"
 
 
-def _key_figures(report: OffloadReport) -> list[tuple[str, str]]:
+def key_rows(report: OffloadReport) -> list[tuple[str, str]]:
     spec, seconds = report.job.inference, report.seconds
     schedule = report.policy.schedule
     steps = spec.generated_tokens - 1

@@ -24,12 +24,15 @@ SECTIONS = ("memory", "time", "groups", "communication", "tree")
 
 
 def key_figures(report: Report) -> list[RenderableType]:
-    """Model, parameters, layout, batch, peak of the highest-memory rank, GPU capacity and headroom."""
-    return ["", fields(summary_rows(report))]
+    """The rows of the key figures."""
+    rows = key_rows(report)
+    if stated := _stated(report):
+        rows.append(("assumptions", f"{len(stated)}, at the end of this report"))
+    return ["", fields(rows)]
 
 
-def summary_rows(report: Report) -> list[tuple[str, str]]:
-    """The names and the texts of the key figures."""
+def key_rows(report: Report) -> list[tuple[str, str]]:
+    """Time, model, parameters, layout, batch, peak of the highest-memory rank, GPU capacity and headroom, with their names."""
     job = report.job
     rank = highest(report.ranks)
     parameters = format_count(report.parameters)
@@ -38,7 +41,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     if report.parameters_adapters:
         parameters += f", and {format_count(report.parameters_adapters)} of adapters"
     m = rank.memory
-    rows = [
+    return [
         *_time_rows(report),
         ("model", _model(job)),
         ("parameters", f"{parameters}; {format_count(rank.parameters)} on rank {rank.ranks[0][0]}"),
@@ -49,9 +52,6 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
         *gpu_rows(report.verdict),
         ("method", f"{ENGINES[report.engine]} for Megatron-LM {job.megatron}{_newest(report)}"),
     ]  # fmt: skip
-    if stated := _stated(report):
-        rows.append(("assumptions", f"{len(stated)}, at the end of this report"))
-    return rows
 
 
 def _time_rows(report: Report) -> list[tuple[str, str]]:

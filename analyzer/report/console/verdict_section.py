@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 def verdict(report: Report) -> list[RenderableType]:
     """One sentence with the need of the highest-memory rank, the capacity and the headroom; and the note of the verdict."""
-    text, style = _sentence(report)
+    text, style = sentence(report)
     lines = [paragraph(text, style=style, indent=0)]
     return [*lines, paragraph(report.verdict.note, indent=0)] if report.verdict.note else lines
 
 
 def one_line(report: Report) -> str:
     """The verdict and the time of an iteration."""
-    text, _ = _sentence(report)
+    text, _ = sentence(report)
     return text if report.time is None else f"{text} {format_seconds(report.time.iteration_seconds)} for an iteration."
 
 
-def _sentence(report: Report) -> tuple[str, str]:
+def sentence(report: Report) -> tuple[str, str]:
     """The verdict and its style."""
     result = report.verdict
     tightest = highest(report.ranks)

@@ -1,18 +1,21 @@
 """A report as one HTML file without network requests: the JSON report, a charting library, and a script that draws it.
 
-The page has the JSON report of `analyzer.report.json` as it is, so that every figure of a chart is in it, and in addition the
-memory of each pass and the time of each module. The charts are drawn with Apache ECharts (assets/echarts.LICENSE,
+The head of the page is text (`head.py`). The page has the JSON report of `analyzer.report.json` as it is, so that every figure of
+a chart is in it, and in addition the memory of each pass and the time of each module. Both and the library are compressed with
+gzip, so that the page is smaller than 2 MB. The charts are drawn with Apache ECharts (assets/echarts.LICENSE,
 assets/echarts.NOTICE). Needs Jinja2 (extra `html`).
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from analyzer.errors import InputError
 from analyzer.memory.over_iteration import memory_over_iteration
@@ -29,18 +32,22 @@ from analyzer.time.iteration import IterationTime
 from analyzer.time.pipeline import Schedule, is_large, schedule_of, simulated_passes
 from analyzer.time.timeline.modules import ModuleTime, module_time
 
+if TYPE_CHECKING:
+    from analyzer.report.html.head import Head
+
 _ESCAPED: Final = re.compile(r"\\u(?:0|20)|\x7f")
 """Whether JSON may have control characters: their escapes, among others."""
 ASSETS: Final = "analyzer.report.html.assets"
+_OPTION: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 MOST_PASSES: Final = 12_000
-"""Passes of all stages that the page has, so that it stays below 5 MB."""
+"""Passes of all stages that the page has, so that it stays below 2 MB."""
 
 
-def page(documents: Sequence[dict[str, Any]], names: Sequence[str], *, extra: dict[str, Any], command: str) -> str:
+def page(head: Head, documents: Sequence[dict[str, Any]], names: Sequence[str], *, extra: dict[str, Any], command: str) -> str:
     """The page of one report, or of several side by side, the newest first.
 
-    `documents` are JSON reports with their `names`, `extra` is `extra_data` of the first one, and `command` prints it again. Raises
-    InputError if Jinja2 is not installed.
+    `head` is the head of the first report, `documents` are JSON reports with their `names`, `extra` is `extra_data` of the first
+    one, and `command` prints it again. Raises InputError if Jinja2 is not installed.
     """
     try:
         from jinja2 import Environment
@@ -48,15 +55,18 @@ def page(documents: Sequence[dict[str, Any]], names: Sequence[str], *, extra: di
         remedy = "install the extra: pip install 'get-training-info[html]'"
         raise InputError("--info-html", "needs Jinja2, which is not installed", remedy) from None
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_without_control)
+    environment.filters["pieces"] = _pieces
     template = environment.from_string(_asset("page.html.j2"))
+    kind = "inference.js" if "inference" in documents[0] else "training.js"
     return template.render(
-        title=names[0],
+        head=head,
         command=command,
         style=_asset("report.css"),
-        library=_asset("echarts.min.js"),
-        script=_asset("report.js"),
-        reports=_embedded({"names": list(names), "documents": list(documents)}),
-        extra=_embedded(extra),
+        start=_asset("start.js"),
+        library=_compressed(_asset("echarts.min.js")),
+        script=_compressed(_asset("report.js") + _asset(kind)),
+        reports=_compressed(_as_json({"names": list(names), "documents": list(documents)})),
+        extra=_compressed(_as_json(extra)),
     )
 
 
@@ -171,12 +181,24 @@ def _times(job: TrainingJob, tree: Module, speed: SpeedSpec, rates: Efficiencies
     return found
 
 
-def _embedded(data: object) -> str:
-    """JSON that can be inside a script element. The page shows control characters in its strings as escapes."""
+def _as_json(data: object) -> str:
+    """JSON text. The page shows control characters in its strings as escapes."""
     document = json.dumps(data, separators=(",", ":"))
-    if _ESCAPED.search(document):
-        document = json.dumps(_visible_strings(data), separators=(",", ":"))
-    return document.replace("<", "\\u003c").replace("&", "\\u0026")
+    return json.dumps(_visible_strings(data), separators=(",", ":")) if _ESCAPED.search(document) else document
+
+
+def _compressed(text: str) -> str:
+    """A text with gzip and base64, which has no markup."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _pieces(text: str) -> list[tuple[bool, str]]:
+    """A text in pieces, each with whether it is the name of an option, which must not break at the end of a line."""
+    found, end = [], 0
+    for option in _OPTION.finditer(text):
+        found += [(False, text[end : option.start()]), (True, option[0])]
+        end = option.end()
+    return [*found, (False, text[end:])]
 
 
 def _visible_strings(data: object) -> object:

@@ -1,0 +1,53 @@
+"""A headless Chromium, and the pages of launches in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.command import run
+from tests.report.html.pages import ARGUMENTS, CHROMIUM, LAUNCH, Opened
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        if os.environ.get("CI"):
+            pytest.fail("CI must have Chromium")
+        pytest.skip("needs Chromium: apt install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Opened]]:
+    """Opens the page of a launch."""
+    pages: list[Opened] = []
+
+    def of(*argv: str) -> Opened:
+        folder = tmp_path_factory.mktemp("html")
+        outcome = run(*argv, "--info-html", str(folder / "page.html"), "--info-json", str(folder / "report.json"))
+        assert outcome.status in (0, 1), outcome.err
+        document = json.loads((folder / "report.json").read_text())
+        pages.append(Opened(browser, folder / "page.html", document))
+        return pages[-1]
+
+    yield of
+    for each in pages:
+        each.page.close()
+
+
+@pytest.fixture(scope="module")
+def small(opened: Callable[..., Opened]) -> Opened:
+    return opened(*LAUNCH)
