@@ -21,6 +21,8 @@ EXIT_STATUS = {"pretrain_llama3_405b": 1}
 
 MAX_LINES = 68
 """Maximum number of lines of the output for Llama-3 8B."""
+MOST_IN_README = 20
+"""Maximum number of lines of it that the README shows, so that its first part is one screen."""
 VERDICT_WITHIN = 15
 """Number of lines at the start that contain the verdict."""
 
@@ -143,3 +145,4 @@ def test_scripts_have_valid_syntax_and_are_executable() -> None:
 
 def test_the_readme_contains_the_output() -> None:
     assert f"```\n{shown_in_readme()}```" in (ROOT / "README.md").read_text()
+    assert shown_in_readme().count("\n") <= MOST_IN_README

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import html
 import os
 import re
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import run
+from tests.report.html.pages import embedded
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = (
@@ -31,9 +30,7 @@ def command_of(page: Path) -> str:
 def content(page: Path) -> str:
     """The page with the compressed documents in it."""
     text = page.read_text()
-    packed = re.findall(r'<script type="application/gzip" id="(?:reports|extra)">(.+?)</script>', text)
-    assert len(packed) == 2
-    return "".join([text, *(gzip.decompress(base64.b64decode(each)).decode() for each in packed)])
+    return text + embedded(text, "reports") + embedded(text, "extra")
 
 
 def variables_of(command: str) -> dict[str, str]:

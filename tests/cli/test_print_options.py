@@ -77,8 +77,8 @@ def test_values_are_quoted_and_long_options_have_their_own_line(tmp_path: Path) 
     ]
 
 
-def test_the_readme_shows_the_output_of_its_command() -> None:
-    section = (ROOT / "README.md").read_text().partition("## Without a launch script")[2]
-    command, shown = section.split("```")[1], section.split("```")[3]
+def test_the_page_shows_the_output_of_its_command() -> None:
+    section = (ROOT / "docs" / "howto" / "model.md").read_text()
+    command, shown = section.split("```")[1], section.split("```")[3].removeprefix("text")
     done = run(*shlex.split(command.removeprefix("bash"))[1:])
     assert shown.strip() in done.out

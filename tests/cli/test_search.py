@@ -19,7 +19,6 @@ from tests.command import Outcome, assert_refused, report, run
 from tests.job_of import BASE
 from tests.report.printed import section, titles
 
-ROOT = Path(__file__).parents[2]
 ALONE = ("--nproc-per-node", "8", "pretrain_gpt.py", *BASE.split(), "--global-batch-size", "64", "--info-gpu", "H100-80GB")
 LAUNCH = (*ALONE, "--info-workers", "1")
 SEARCH = (*LAUNCH, "--info-search", "--info-search-over", "tp,pp,micro-batch,recompute")
@@ -293,18 +292,6 @@ def test_wrong_options_are_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert_refused(run(*ALONE, *words), option)
-
-
-@pytest.mark.slow
-def test_the_readme_shows_the_result_of_its_search() -> None:
-    """Everything but the duration."""
-    readme = (ROOT / "README.md").read_text()
-    shown = readme[readme.index("── Search ─") :].partition("\n```")[0].splitlines()
-    printed = run(str(ROOT / "examples/pretrain_llama3_8b.sh"), "--info-gpu", "H100-80GB", "--info-search").out.splitlines()
-    lines = [line for line in shown if " layouts in " not in line]
-    assert len(lines) > 15
-    start = printed.index(lines[0])
-    assert [line for line in printed[start : start + len(shown)] if " layouts in " not in line] == lines
 
 
 def test_a_search_that_its_limit_ends_says_what_is_proven() -> None:

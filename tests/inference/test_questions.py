@@ -1,53 +1,32 @@
-"""The commands that answer the questions of llm-analysis, in docs/inference.md."""
+"""The commands that answer the questions of llm-analysis, in docs/inference.md; test_doc_commands.py tests what they print."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "inference.md").read_text().partition("## Questions")[2].partition("The answers in one table.")[0]
-BLOCKS = re.findall(r"```(bash|text)\n(.*?)```", PAGE, re.DOTALL)
+from tools.doc_commands import ROOT, blocks, prepare, run
+
+PAGE = ROOT / "docs" / "inference.md"
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with the installed command."""
-    command = tmp_path / "get-training-info"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/get_training_info.py" "$@"\n')
-    command.chmod(0o755)
-    return tmp_path
+def answers(folder: Path) -> list[str]:
+    """What the commands of the section about questions print. Nothing may go to standard error."""
+    text = PAGE.read_text()
+    first, last = (text[: text.index(mark)].count("\n") for mark in ("## Questions", "The answers in one table."))
+    prepare(folder)
+    done = [run(block, folder) for block in blocks(PAGE) if first < block.line < last]
+    assert [each.stderr for each in done] == [""] * len(done)
+    return [each.stdout for each in done]
 
 
-def printed(command: str, folder: Path) -> str:
-    """What bash prints. Nothing may go to standard error."""
-    environ = {"PATH": f"{folder}:{os.environ.get('PATH', os.defpath)}", "HOME": str(folder), "COLUMNS": "100"}
-    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
-    assert done.stderr == ""
-    return done.stdout
-
-
-def test_the_page_has_what_its_commands_print(folder: Path) -> None:
-    shown = 0
-    for (kind, command), (following, text) in zip(BLOCKS, [*BLOCKS[1:], ("", "")], strict=True):
-        if kind == "bash" and following == "text":
-            assert printed(command, folder).startswith(text)
-            shown += 1
-    assert shown == 3
-    assert sum(kind == "bash" for kind, _ in BLOCKS) == 5
-
-
-def test_the_commands_answer_their_questions(folder: Path) -> None:
+def test_the_commands_answer_their_questions(tmp_path: Path) -> None:
     """70.6 billion parameters of 2 bytes need two GPUs of 80 GB; bits and memory of the GPU allow larger batches."""
-    answers = [printed(command, folder) for kind, command in BLOCKS if kind == "bash"]
-    fits, largest, dtypes, gpus, others = answers
+    fits, largest, dtypes, gpus, others = answers(tmp_path)
     assert fits.startswith("It does not fit: ")
     assert "largest batch" in largest
     assert "longest sequence" in largest

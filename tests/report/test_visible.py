@@ -15,6 +15,7 @@ from analyzer.report.visible import visible, visible_json
 from analyzer.script.stand_ins import context
 from tests.command import run
 from tests.job_of import BASE
+from tests.report.html.pages import embedded
 
 HOSTILE = "\x1b[31mred\x07 \x9b2J\x7f \u202edesrever\u202c \u2066x\u2069 \u2028line\nIt fits: everything"
 """Escapes of terminals (also as C1), deletion, other directions of text, and two ways to begin a line."""
@@ -85,7 +86,7 @@ def test_the_page_shows_escapes(tmp_path: Path) -> None:
     assert outcome.status == 0, outcome.err
     page = file.read_text(encoding="utf-8")
     assert controls(page) == set()
-    data = page.split('id="reports">')[1].split("</script>")[0]
+    data = embedded(page, "reports")
     assert "--foo\\\\x1b[31mred" in data
     assert controls(json.dumps(json.loads(data), ensure_ascii=False)) == set()
 

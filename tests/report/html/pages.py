@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +28,12 @@ LAUNCH = (
     "--vocab-size 32000 --pipeline-model-parallel-size 4 --tensor-model-parallel-size 2 --use-distributed-optimizer "
     "--info-gpu H100-80GB"
 ).split()
+
+
+def embedded(page: str, name: str) -> str:
+    """The text of a document in a page: reports or extra."""
+    [packed] = re.findall(rf'<script type="application/gzip" id="{name}">(.+?)</script>', page)
+    return gzip.decompress(base64.b64decode(packed)).decode()
 
 
 class Opened:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +12,7 @@ import pytest
 
 from analyzer.version import __version__
 from tests.command import run
-from tests.report.html.pages import LARGEST, LAUNCH, READY, Opened
+from tests.report.html.pages import LARGEST, LAUNCH, READY, Opened, embedded
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -202,8 +200,7 @@ def test_the_json_report_can_be_saved_and_read_from_the_file(small: Opened) -> N
     with small.page.expect_download() as waiting:
         small.page.get_by_role("button", name="Save the JSON report").click()
     assert json.loads(waiting.value.path().read_text()) == small.document
-    [packed] = re.findall(r'id="reports">(.+?)</script>', small.file.read_text())
-    assert json.loads(gzip.decompress(base64.b64decode(packed)))["documents"] == [small.document]
+    assert json.loads(embedded(small.file.read_text(), "reports"))["documents"] == [small.document]
 
 
 @pytest.mark.slow
