@@ -154,13 +154,20 @@ def fault(block: Block, done: subprocess.CompletedProcess[str]) -> str:
 
 
 def missing_lines(shown: str, printed: str) -> str:
-    """The first part of a shown output, between lines with …, that is not printed in this order; empty if all are."""
-    rest = VARYING.sub("", printed)
-    for part in re.split(rf"^\s*{GAP}\n", VARYING.sub("", shown), flags=re.MULTILINE):
+    """The first part of a shown output, between lines with …, that is not printed in this order; empty if all are.
+
+    Runs of spaces count as one: columns are as wide as their widest cell, which can be in a row that the page does not show.
+    """
+    rest = _comparable(printed)
+    for part in re.split(rf"^\s*{GAP}\n", _comparable(shown), flags=re.MULTILINE):
         if part.strip() and part not in rest:
             return part
         rest = rest[rest.index(part) + len(part) :]
     return ""
+
+
+def _comparable(text: str) -> str:
+    return re.sub(" +", " ", VARYING.sub("", text))
 
 
 def faults(file: Path, *, installed: tuple[str, ...] = ()) -> Iterator[str]:
