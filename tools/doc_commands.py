@@ -135,7 +135,7 @@ def run(block: Block, folder: Path, *, timeout: float = 300) -> subprocess.Compl
         "PYTHONPATH": str(ROOT),
     }
     return subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", block.command],
+        ["bash", "-e", "-c", block.command],
         cwd=folder,
         env=environ,
         capture_output=True,
