@@ -31,6 +31,7 @@ REASONS: Final = (
     "installs packages",
     "needs a GPU",
     "needs a cluster",
+    "needs the network",
     "runs all tests",
     "runs until it is stopped",
     "takes minutes",
