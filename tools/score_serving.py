@@ -51,7 +51,8 @@ UNMODELLED: Final = ("Qwen3.5", "GLM-5")
 """Models with linear or sparse attention, whose inference this program refuses."""
 BITS: Final = {"": "w16a16kv16", "fp8": "w8a8kv8", "fp8_block": "w8a8kv8g128", "nvfp4": "w4a4kv8", "int4_wo": "w4a16kv16"}
 SPREAD: Final = 0.2
-"""Benchmarks whose rows have a concurrency in their source draw lengths from 80 % to 100 % of the given ones."""
+"""The public benchmark of most rows draws lengths from 80 % to 100 % of the given ones. Those of `gap-analysis` have equal lengths, and
+with TensorRT-LLM one of their clients always waits: their time to the first token contains one part in `clients` of a request's time."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def row_of(row: dict[str, str]) -> Row:
     """A row of the file."""
     agg = row["mode"] == "agg"
     stated = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
+    own = "gap-analysis" in row["silicon_data_source"]
     layout = layout_of(row, "" if agg else "decode_")
     workers = int(row["decode_num_workers"] or 1)
     clients = int(stated[1]) if stated else int(row["batch_size"] or row["decode_batch_size"] or 0) * layout[1] * workers
@@ -117,8 +119,8 @@ def row_of(row: dict[str, str]) -> Row:
         clients=clients,
         layout=layout,
         prefill=None if agg else (layout_of(row, "prefill_"), int(row["prefill_num_workers"] or 1), workers),
-        spread=SPREAD if stated else 0.0,
-        slots=None if stated or row["backend"] != "trtllm" else max(1, clients - 1),
+        spread=0.0 if own else SPREAD,
+        slots=max(1, clients - 1) if own and row["backend"] == "trtllm" else None,
         first=float(row["silicon_ttft_ms"] or "nan"),
         token=float(row["silicon_tpot_ms"] or "nan"),
     )

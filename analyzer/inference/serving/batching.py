@@ -17,6 +17,8 @@ from analyzer.inference.serving.step import StepWork
 
 GOLDEN: Final = 0.6180339887498949
 """Multiples of it modulo 1 spread lengths equally, without random numbers."""
+SOON: Final = 1e-9
+"""Seconds. A request that arrives so late waits for one step."""
 FINE: Final = 0.04
 """Numbers of requests and lengths are rounded to steps of 4 %, so that few different steps are calculated."""
 
@@ -45,8 +47,6 @@ class Load(NamedTuple):
     drafts: int = 0
     prefill_replicas: int = 0
     """Replicas that only compute prompts, for this one."""
-    lag: int = 0
-    """Steps that are already issued when a request arrives, and with which its first token is late."""
     transfer: float = 0.0
     """Seconds to send the cache of a prompt to the replica that generates."""
 
@@ -124,7 +124,7 @@ class Simulation:
     prompts: deque[_Request] = field(default_factory=deque)
     running: list[tuple[float, int, _Request]] = field(default_factory=list)
     arriving: list[tuple[float, int, _Request]] = field(default_factory=list)
-    """With replicas for prompts: requests with the time at which they can generate."""
+    """Requests with the time at which the engine sees them; with replicas for prompts, at which they can generate."""
     free: list[float] = field(default_factory=list)
     """When each of these replicas is free."""
     used: int = 0
@@ -176,8 +176,8 @@ class Simulation:
         request = _Request(self.now, prompt - cached, cached, max(1, round(load.generate * scale[1])), (self.number - 1) // load.clients, self.number)
         if self.free:
             heapq.heappush(self.arriving, (self._computed_elsewhere(request), self.number, request))
-        else:
-            self.waiting.append(request)
+        else:  # the engine has already issued the next step when a client gets its last token
+            heapq.heappush(self.arriving, (self.now + (SOON if self.now else 0.0), self.number, request))
 
     def _computed_elsewhere(self, request: _Request) -> float:
         """The time at which a replica for prompts has computed a request. Those that wait are computed together."""

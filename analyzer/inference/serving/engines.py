@@ -32,6 +32,8 @@ class Engine:
     """The same for each request of the step."""
     first_seconds: float
     """Seconds of a request outside the steps: reading it, and sending its first token."""
+    client_seconds: float
+    """The same for each client, whose requests one process reads."""
     layer_seconds: float
     """Least seconds of a layer in a step with prompts, whose kernels the host issues one by one."""
 

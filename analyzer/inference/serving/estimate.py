@@ -88,7 +88,8 @@ class Replica:
             return unit.steps.seconds(work).total
 
         served = serve(load, seconds)
-        return served._replace(first=served.first + engine.first_seconds, first_later=served.first_later + engine.first_seconds)
+        outside = engine.first_seconds + engine.client_seconds * spec.clients
+        return served._replace(first=served.first + outside, first_later=served.first_later + outside)
 
 
 def replica_of(job: InferenceJob, engine: EngineName, speed: SpeedSpec, rates: Efficiencies | None = None) -> Replica:

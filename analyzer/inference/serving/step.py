@@ -70,7 +70,8 @@ class StepModel:
         communication += self.all_reduce(2 * work.tokens * model.hidden_size)
         device = attention + gemm + memory + communication
         issued = model.num_layers * self.engine.layer_seconds if work.prompts or work.prompt_tokens else 0.0
-        host = self.engine.step_seconds + self.engine.request_seconds * (work.requests + work.prompts) + max(0.0, issued - device)
+        waits = self.engine.step_seconds + self.engine.request_seconds * (work.requests + work.prompts)
+        host = waits + max(0.0, issued - device)
         return StepSeconds(gemm=gemm, attention=attention, memory_bound=memory, communication=communication, host=host)
 
     def _layer(self, work: StepWork, has_experts: bool, window: int | None) -> StepSeconds:
