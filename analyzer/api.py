@@ -130,7 +130,8 @@ def analyze_inference(
 ) -> InferenceReport:
     """The report of text generation with the model and layout of a launch, as of `--info-inference`.
 
-    `argv`, `gpu`, `environ` and `folder` are those of `analyze`. `batch`: requests of one replica of the model, or "max" for the
+    `argv`, `gpu`, `environ` and `folder` are those of `analyze`, and `argv` may have `--info-serving-engine`, whose result is in
+    `serving`. `batch`: requests of one replica of the model, or "max" for the
     most that fit. `prompt`: tokens of each request. `generate`: tokens that are generated for each. Texts such as "32k" are read,
     with 1,024 tokens for each k. All three are given, or none if `argv` has `--info-inference` or
     names an inference script of Megatron. `quantize`: bits of weights, activations and cache, such as "w4a16kv8". `argv` may also
@@ -148,7 +149,9 @@ def analyze_inference(
     launch = _read_inference(argv, options, gpu=gpu, environ=environ, folder=folder)
     if launch.options.offload is not None:
         raise InputError("--info-offload", "has a report of its own", "call analyze_offload, or leave it out")
-    return inference_report(launch.job, launch.time, note=launch.note, command=launch.command)
+    return inference_report(
+        launch.job, launch.time, note=launch.note, command=launch.command, target=launch.options.serving_search
+    )
 
 
 def analyze_offload(

@@ -27,7 +27,7 @@ from analyzer.inference.serving.engines import FILE, Engine
 from analyzer.inference.serving.estimate import Replica
 from analyzer.inference.serving.step import StepModel, StepWork
 from analyzer.specs.serving import ServingSpec
-from tools.score_serving import UNMODELLED, Row, replica, rows_of
+from tools.score_serving import SPREAD, UNMODELLED, Row, replica, rows_of
 
 TIMES: Final = ("step_seconds", "request_seconds", "first_seconds", "client_seconds", "layer_seconds")
 START: Final = (5e-4, 1e-5, 2e-2, 1e-4, 2e-4)
@@ -72,7 +72,7 @@ class OfRow:
         steps.__dict__.update(self.steps.__dict__)
         steps.seconds = lambda work: self.steps.with_host(engine, work)  # type: ignore[method-assign]
         unit.__dict__["steps"] = steps
-        served = unit.serve(ServingSpec(clients=self.row.clients, spread=self.row.spread, slots=self.row.slots))
+        served = unit.serve(ServingSpec(clients=self.row.clients, spread=SPREAD))
         return 1e3 * served.first, 1e3 * served.token
 
 

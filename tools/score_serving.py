@@ -51,8 +51,7 @@ UNMODELLED: Final = ("Qwen3.5", "GLM-5")
 """Models with linear or sparse attention, whose inference this program refuses."""
 BITS: Final = {"": "w16a16kv16", "fp8": "w8a8kv8", "fp8_block": "w8a8kv8g128", "nvfp4": "w4a4kv8", "int4_wo": "w4a16kv16"}
 SPREAD: Final = 0.2
-"""The public benchmark of most rows draws lengths from 80 % to 100 % of the given ones. Those of `gap-analysis` have equal lengths, and
-with TensorRT-LLM one of their clients always waits: their time to the first token contains one part in `clients` of a request's time."""
+"""The public benchmark of most rows draws lengths from 80 % to 100 % of the given ones."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,6 @@ class Row:
     """Tensor-parallel ranks and groups of attention, tensor- and expert-parallel ranks of the experts."""
     prefill: tuple[tuple[int, int, int, int], int, int] | None
     """Of disaggregated serving: the layout of the replicas for prompts, their number, and the number of those that generate."""
-    spread: float
-    slots: int | None
     first: float
     token: float
 
@@ -99,10 +96,9 @@ def row_of(row: dict[str, str]) -> Row:
     """A row of the file."""
     agg = row["mode"] == "agg"
     stated = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
-    own = "gap-analysis" in row["silicon_data_source"]
     layout = layout_of(row, "" if agg else "decode_")
-    workers = int(row["decode_num_workers"] or 1)
-    clients = int(stated[1]) if stated else int(row["batch_size"] or row["decode_batch_size"] or 0) * layout[1] * workers
+    workers = int(row["decode_num_workers"] or 0)
+    clients = int(stated[1]) if stated else int(row["batch_size"] or row["decode_batch_size"] or 0) * layout[1] * max(1, workers)
     quantization = row["moe_quant_mode"] if "gpt-oss" in row["model_path"] else row["gemm_quant_mode"]
     if quantization == "fp8" and (row["moe_quant_mode"] and MODELS_IN_BLOCKS.search(row["model_path"])):
         quantization = "fp8_block"
@@ -119,8 +115,6 @@ def row_of(row: dict[str, str]) -> Row:
         clients=clients,
         layout=layout,
         prefill=None if agg else (layout_of(row, "prefill_"), int(row["prefill_num_workers"] or 1), workers),
-        spread=0.0 if own else SPREAD,
-        slots=max(1, clients - 1) if own and row["backend"] == "trtllm" else None,
         first=float(row["silicon_ttft_ms"] or "nan"),
         token=float(row["silicon_tpot_ms"] or "nan"),
     )
@@ -161,7 +155,7 @@ def replica(model: str, gpu: str, engine: str, bits: str, layout: tuple[int, int
 
 def predicted(row: Row) -> tuple[float, float]:
     """Times of the first and of an output token, in ms. Raises AnalyzerError."""
-    spec = ServingSpec(clients=max(1, row.clients), spread=row.spread, slots=row.slots)
+    spec = ServingSpec(clients=max(1, row.clients), spread=SPREAD)
     unit = replica(row.model, row.gpu, row.engine, row.bits, row.layout, (row.prompt, row.generate))
     if row.prefill is None:
         served = unit.serve(spec)
@@ -198,8 +192,8 @@ def score(rows: Iterable[Row], rival: dict[str, tuple[float, float]], csv_file: 
         if any(word in row.model for word in UNMODELLED):
             refused["models with linear or sparse attention"] += 1
             continue
-        if not row.clients:
-            refused["rows without a number of clients"] += 1
+        if not row.clients or (row.prefill is not None and not row.prefill[2]):
+            refused["rows without a number of clients or of replicas"] += 1
             continue
         try:
             first, token = predicted(row)

@@ -21,7 +21,9 @@ def analyze_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder
     launch = read_inference(argv, environ=environ, folder=folder)
     if launch.options.offload is not None:
         return _analyze_offload(launch, launch.options.offload, argv, environ)
-    report = inference_report(launch.job, launch.time, note=launch.note, command=launch.command)
+    report = inference_report(
+        launch.job, launch.time, note=launch.note, command=launch.command, target=launch.options.serving_search
+    )
     if launch.options.html is not None:
         from analyzer.cli.html import write_inference_html
 

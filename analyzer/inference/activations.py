@@ -26,6 +26,8 @@ _AFTER_LAYERS = frozenset({ModuleKind.OUTPUT_LAYER, ModuleKind.LOSS, ModuleKind.
 def step_tokens(job: InferenceJob, *, requests: int, tokens: int) -> tuple[int, int]:
     """(requests, tokens of each) of the largest step of prefill: the dynamic engine limits the tokens of a step and pads them."""
     dynamic = job.inference.dynamic
+    if job.inference.prefill_tokens is not None:
+        return 1, min(requests * tokens, job.inference.prefill_tokens)
     if dynamic is None:
         return requests, tokens
     return 1, padded_tokens(min(requests * tokens, dynamic.max_tokens))

@@ -19,6 +19,7 @@ from analyzer.specs.release import is_before
 from analyzer.time.efficiencies import efficiencies_of, shipped
 
 if TYPE_CHECKING:
+    from analyzer.launch.inference.serving_options import ServingTarget
     from analyzer.time.estimate import TimeInputs
 
 LARGEST_LISTED: Final = 1024
@@ -30,11 +31,16 @@ KERNEL_GAP: Final = 2e-6
 
 
 def inference_report(
-    job: InferenceJob, inputs: TimeInputs | None, *, note: str = "", command: tuple[str, ...] = ()
+    job: InferenceJob,
+    inputs: TimeInputs | None,
+    *,
+    note: str = "",
+    command: tuple[str, ...] = (),
+    target: ServingTarget | None = None,
 ) -> InferenceReport:
     """The report of a job; `note` is about the GPU. `inputs`: those of the time model, None if the speeds are not known.
 
-    `command`: the words of the launch.
+    `command`: the words of the launch. `target`: times that a search of a serving engine is to meet.
     """
     stages, unknown = stage_memories(job), job.unknown
     if job.assumed_vocabulary is not None:
@@ -42,7 +48,13 @@ def inference_report(
 
         stages, effect = widen(job, job.assumed_vocabulary, stages)
         unknown = (*unknown, effect)
-    limits = limits_of(job)
+    serving = None
+    if job.inference.serving is not None and inputs is not None:
+        from analyzer.inference.serving.report import serving_limits, serving_report
+
+        limits, serving = serving_limits(job, inputs.speed), serving_report(job, inputs, target)
+    else:
+        limits = limits_of(job)
     full, unpadded = number_of_parameters(job)
     return InferenceReport(
         job=job,
@@ -53,12 +65,28 @@ def inference_report(
         cache_requests=_cache_requests(job),
         verdict=verdict_of(job, stages, note=note),
         limits=limits,
-        assumptions=(*job.assumptions, *_assumptions(job)),
+        assumptions=(*job.assumptions, *_assumptions(job), *_of_dispatch(job, inputs)),
         warnings=job.warnings,
         unknown=unknown,
-        time=None if inputs is None else inference_time(job, inputs, limits),
+        time=None if inputs is None or serving is not None else inference_time(job, inputs, limits),
+        serving=serving,
         command=command,
     )
+
+
+def _of_dispatch(job: InferenceJob, inputs: TimeInputs | None) -> tuple[str, ...]:
+    """What Megatron pays for the same tokens on the tensor-parallel ranks of a model with experts."""
+    if job.model.moe is None or job.inference.serving is not None or inputs is None or inputs.flops_share is not None:
+        return ()
+    from analyzer.inference.dispatch import same_tokens
+
+    machine = _machine(inputs)
+    text = same_tokens(job, lambda other: decode_seconds(other, machine))
+    return (text,) if text else ()
+
+
+def _machine(inputs: TimeInputs) -> Machine:
+    return Machine(inputs.speed, inputs.rates or replace(efficiencies_of(inputs.speed), kernel_gap=KERNEL_GAP))
 
 
 def number_of_parameters(job: InferenceJob) -> tuple[int, int]:
@@ -116,7 +144,7 @@ def _steps(inputs: TimeInputs) -> tuple[Steps, str]:
             return model.prefill(), model.decode()
 
         return simple, f"--info-efficiency: {flops:.0%} of the peak of computation, {memory:.0%} of that of memory"
-    machine = Machine(inputs.speed, inputs.rates or replace(efficiencies_of(inputs.speed), kernel_gap=KERNEL_GAP))
+    machine = _machine(inputs)
     known = inputs.speed.name in shipped()["errors"]["gpus"]
     source = inputs.calibration or (
         "those of training; not checked against measured generation"
@@ -137,6 +165,18 @@ def _batch_time(job: InferenceJob, prefill: StepSeconds, decode: StepSeconds, *,
     )
 
 
+def _of_prompts(job: InferenceJob) -> str:
+    spec = job.inference.serving
+    assert spec is not None
+    low = f"from {1 - spec.spread:.0%} of the given ones to these"
+    lengths = f"Lengths are spread equally {low}" if spec.spread else "All requests have the given lengths"
+    return (
+        f"Each of the clients sends {spec.requests} requests, each when the last one is complete; all begin at the same time. {lengths}. "
+        f"A step computes at most {job.inference.prefill_tokens:,} tokens of prompts."
+        + (" The measured experts are chosen unequally (power law of 1.01)." if job.model.moe is not None else "")
+    )
+
+
 def _assumptions(job: InferenceJob) -> list[str]:
     spec, model, quantization = job.inference, job.model, job.inference.quantization
     stated = [
@@ -148,7 +188,9 @@ def _assumptions(job: InferenceJob) -> list[str]:
             "dynamic": "The cache is the buffer of megatron-core's dynamic engine.",
         }[spec.cache],
         "Temporary tensors are those of the layer that needs most, and of the logits of the last token of each request.",
-        "All prompts of a batch are processed together, and a batch passes through the pipeline stages one after the other."
+        _of_prompts(job)
+        if spec.serving is not None
+        else "All prompts of a batch are processed together, and a batch passes through the pipeline stages one after the other."
         if job.parallel.pipeline > 1
         else "All prompts of a batch are processed together.",
     ]

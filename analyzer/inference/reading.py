@@ -115,16 +115,26 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     known = gpu.name is not None or options.hardware is not None
     job = _job(training, spec)
     job = replace(job, warnings=(*job.warnings, *without_effect(arguments, script, spec)))
-    if options.inference is not None and options.inference.batch is None:
+    time = time_inputs(options, arguments, gpu=gpu.name, folder=folder) if known else None
+    if asks_for_serving(options):
+        from analyzer.inference.serving.report import serving_job
+
+        job = serving_job(job, options, None if time is None else time.speed)
+    elif options.inference is not None and options.inference.batch is None:
         job = _with_largest_batch(job, offload=options.offload is not None)
     return InferenceLaunch(
         job=_with_batch_of_blocks(job, requests_option(arguments) if script.script in STATIC_SCRIPTS else None),
         options=options,
         note=" ".join(notes),
-        time=time_inputs(options, arguments, gpu=gpu.name, folder=folder) if known else None,
+        time=time,
         folder=folder,
         command=tuple(argv),
     )
+
+
+def asks_for_serving(options: InfoOptions) -> bool:
+    """Whether an option of serving engines is given."""
+    return any(each is not None for each in (options.serving_engine, options.serving, options.serving_search))
 
 
 def _with_largest_batch(job: InferenceJob, *, offload: bool) -> InferenceJob:

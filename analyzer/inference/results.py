@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from analyzer.layout.groups import RankRanges
 from analyzer.results import Exported, MemoryPart, Verdict
 from analyzer.specs import InferenceJob
+
+if TYPE_CHECKING:
+    from analyzer.inference.serving.results import ServingReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +127,9 @@ class InferenceReport(Exported):
     warnings: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     time: InferenceTime | None = None
-    """None if the speeds of the GPU are not known."""
+    """None if the speeds of the GPU are not known, and with a serving engine."""
+    serving: ServingReport | None = None
+    """Set with a serving engine."""
     command: tuple[str, ...] = field(default=(), compare=False)
     """The words of the launch that was analyzed; empty if the job was not read from words. Equal results may differ in it."""
 

@@ -10,6 +10,7 @@ from analyzer.errors import InputError
 from analyzer.launch.argv_parser import is_option
 from analyzer.launch.inference.offload_options import Offload, offload
 from analyzer.launch.inference.options import Generation, Quantization, generation, quantization
+from analyzer.launch.inference.serving_options import Serving, ServingTarget, serving, target
 from analyzer.launch.info_files import check_files
 from analyzer.launch.info_values import (
     Margin,
@@ -31,6 +32,7 @@ from analyzer.launch.info_values import (
     word,
     words,
 )
+from analyzer.specs.serving import ENGINE_NAMES, EngineName
 
 PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
@@ -133,6 +135,12 @@ class InfoOptions:
     """Bits of weights, activations and cache of inference."""
     offload: Offload | None = None
     """Where weights, cache and activations of inference are, or a search for it; None for all on the GPU."""
+    serving_engine: EngineName | None = None
+    """The engine that serves requests; None for Megatron-LM."""
+    serving: Serving | None = None
+    """How requests are served; None for the defaults of the engine."""
+    serving_search: ServingTarget | None = None
+    """Look for the cheapest layouts that meet these times."""
     launch: bool = False
     set: tuple[str, ...] = ()
     """Words of options of Megatron that replace those of the launch."""
@@ -270,6 +278,17 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "LIST|search",
         "where inference has its tensors: weights=20/80/0,cache=0/100/0,activations=0/100/0 percent on GPU, host, disk",
         offload,
+    ),
+    "serving_engine": InfoOption(
+        "|".join(ENGINE_NAMES),
+        "engine of inference (default: megatron); the others batch continuously, and batch is the number of clients",
+        choice(*ENGINE_NAMES),
+    ),
+    "serving": InfoOption(
+        "LIST", "of a serving engine: requests of a client, prefix, chunk, draft, memory=0.9; see docs/serving.md", serving
+    ),
+    "serving_search": InfoOption(
+        "LIST", "look for the cheapest layouts and batches with these mean times: first=500ms,token=30ms", target
     ),
     "set": InfoOption(
         "OPTIONS", "options of Megatron in the place of those of the launch, such as '--micro-batch-size 2'", options_of_launch

@@ -9,6 +9,7 @@ from analyzer.specs.hardware import HardwareSpec
 from analyzer.specs.model import AssumedVocabulary, ModelSpec
 from analyzer.specs.parallel import ParallelSpec
 from analyzer.specs.precision import PrecisionSpec
+from analyzer.specs.serving import ServingSpec
 from analyzer.specs.software import SoftwareSpec
 
 CacheLayout = Literal["compact", "static", "dynamic"]
@@ -69,6 +70,10 @@ class InferenceSpec:
     request."""
     dynamic: DynamicEngineSpec | None = None
     """Set with the cache layout dynamic."""
+    prefill_tokens: int | None = None
+    """Most tokens of a step of prefill of a serving engine; None for all prompts."""
+    serving: ServingSpec | None = None
+    """Set if a serving engine runs the requests. `batch_size` is then the number that one group of ranks runs at the same time."""
     decode_graphs: bool = True
     """Decode steps are replayed as CUDA graphs, so that the host does not delay them."""
 

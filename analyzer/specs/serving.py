@@ -12,12 +12,15 @@ MEMORY_SHARE: Final = 0.9
 (`gpu_memory_utilization`)."""
 WAVES: Final = 10
 """Requests of each client, if they are not given."""
+SPREAD: Final = 0.2
+"""Lengths from 80 % to 100 % of the given ones, as public benchmarks of serving draw them. Requests of equal lengths would stay in step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSpec:
     """How requests are served (`--info-serving`). Each client sends its next request when the last one is complete."""
 
+    engine: EngineName = "vllm"
     clients: int
     """Requests that one replica of the model has at the same time, waiting or running."""
     slots: int | None = None
@@ -35,7 +38,7 @@ class ServingSpec:
     memory_share: float = MEMORY_SHARE
     prefill_replicas: int = 0
     """Replicas that compute prompts only, for each one that generates; 0 if each replica does both."""
-    spread: float = 0.0
+    spread: float = SPREAD
     """Lengths are spread equally from (1 - spread) of the given ones to these."""
 
     @property

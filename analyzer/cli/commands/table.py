@@ -91,7 +91,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "serve": Command(
         "How much memory and time does generating text take?",
         (),
-        ("quantize", "offload", "price", "html"),
+        ("quantize", "offload", "serving_engine", "serving", "serving_search", "price", "html"),
         "meta-llama/Llama-3.1-8B --gpu H100-80GB --gpus 1 --batch 8 --prompt 2048 --generate 256",
     ),
     "compare": Command(

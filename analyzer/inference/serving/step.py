@@ -161,7 +161,7 @@ class StepModel:
         floor = floors.experts_floor(
             self.speed, base, tokens=routed, hidden=hidden, width=width, local=local, experts=moe.num_experts, topk=moe.topk
         )
-        alone = floor * self.ratio(f"experts {layout.expert_kind}", "experts", routed, width, local)
+        alone = floor * self._experts_ratio(routed, width, local)
         flops = 6 * routed * moe.topk / layout.expert * hidden * width
         gemm += alone * self._slower(flops / self.speed.peak_flops[floors.PEAKS[base]] / alone)
         if moe.shared_ffn_hidden_size:
@@ -173,6 +173,12 @@ class StepModel:
         span = Span(layout.ranks, near)
         gathered = message_seconds("all_gather", sent, span, self.speed, self.rates).total
         return gemm, gathered + message_seconds("reduce_scatter", 2 * routed * hidden, span, self.speed, self.rates).total
+
+    def _experts_ratio(self, *point: float) -> float:
+        """With a scale for each tensor, an engine may use the kernel for blocks, with equal scales."""
+        kind = self.layout.expert_kind
+        kinds = (kind, "8b") if kind == "8" else (kind,)
+        return min(self.ratio(f"experts {each}", "experts", *point) for each in kinds)
 
     def gemm(self, kind: str, rows: float, columns: float, depth: float) -> float:
         """Seconds of a linear layer."""

@@ -15,7 +15,7 @@ from analyzer.errors import InputError
 from analyzer.units import length, natural
 
 INFERENCE: Final = "--info-inference"
-ONLY_INFERENCE: Final = ("--info-quantize", "--info-offload")
+ONLY_INFERENCE: Final = ("--info-quantize", "--info-offload", "--info-serving-engine", "--info-serving", "--info-serving-search")
 """Options that only inference uses."""
 ONLY_TRAINING: Final = (
     "--info-engine", "--info-against", "--info-log", "--info-record", "--info-allocator", "--info-check", "--info-allow-truncated",

@@ -15,6 +15,8 @@ from analyzer.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from analyzer.inference.serving.results import ServingReport
+
 PARTS = {
     "gemm": "GEMMs",
     "attention": "attention",
@@ -38,9 +40,16 @@ def inference_sections(report: InferenceReport) -> list[RenderableType]:
         *([*heading("Warnings"), points(report.warnings)] if report.warnings else []),
         *_memory(report),
         *(_time(report.time) if report.time is not None else ()),
+        *(_serving(report.serving) if report.serving is not None else ()),
         *heading("Assumptions"),
         points(report.assumptions),
     ]
+
+
+def _serving(report: ServingReport) -> list[RenderableType]:
+    from analyzer.report.console.serving_section import serving_sections  # imported for such launches only
+
+    return serving_sections(report)
 
 
 def verdict(report: InferenceReport) -> tuple[str, str]:
@@ -67,10 +76,10 @@ def verdict(report: InferenceReport) -> tuple[str, str]:
 
 def key_rows(report: InferenceReport) -> list[tuple[str, str]]:
     job, spec, limits = report.job, report.job.inference, report.limits
-    batch = (
-        f"{plural(spec.batch_size, 'request')} on each replica: {spec.prompt_tokens:,} prompt tokens, "
-        f"{spec.generated_tokens:,} generated"
-    )
+    lengths = f"{spec.prompt_tokens:,} prompt tokens, {spec.generated_tokens:,} generated"
+    batch = f"{plural(spec.batch_size, 'request')} on each replica: {lengths}"
+    if spec.serving is not None:
+        batch = f"{plural(spec.serving.clients, 'client')} of each replica: at most {lengths}"
     rows = [
         ("model", f"{model_shape(job.model)}, {job.precision.parameters}"),
         ("parameters", f"{format_count(report.parameters)}; {format_count(report.highest.parameters)} on a rank"),
@@ -87,7 +96,7 @@ def key_rows(report: InferenceReport) -> list[tuple[str, str]]:
         rows.append(("cache buffer", f"{plural(report.cache_requests, 'request')} of {spec.sequence_length:,} tokens at a time"))
     if limits is not None:
         rows.append(("largest batch", _limit(limits.batch_size, "requests of these lengths")))
-        rows.append(("longest sequence", _limit(limits.sequence_length, f"tokens in a batch of {spec.batch_size}")))
+        rows.append(("longest sequence", _limit(limits.sequence_length, "tokens of one request" if spec.serving else f"tokens in a batch of {spec.batch_size}")))
     return [*rows, *gpu_rows(report.verdict), ("method", f"formulas for Megatron-LM {job.megatron}")]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from analyzer.inference.results import BatchTime, InferenceReport, StageMemory
+from analyzer.inference.serving.results import ServedTime, ServingChoice, ServingReport
 from analyzer.report.json.document import MODEL, SOFTWARE, WORLD, head
 from analyzer.report.json.encoder import Formats, Part, encode, named
 from analyzer.specs import SoftwareSpec
@@ -42,7 +43,11 @@ FIGURES: Final = {
     "batches": _batches,
     "calibration": "time.calibration",
     "policy": _policy,
+    "serving": "serving",
 }
+SERVED: Final = named(
+    "clients first_seconds first_later_seconds token_seconds tokens_per_second running prompt_share waits cost_per_million_tokens"
+)
 FORMATS: Final[Formats] = {
     InferenceReport: {
         "engine": _engine,
@@ -65,6 +70,14 @@ FORMATS: Final[Formats] = {
             }
         ),
     },
+    ServingReport: {
+        **named("engine=spec.engine requests_of_client=spec.requests memory_share=spec.memory_share prefix=spec.prefix"),
+        **named("draft_tokens=spec.draft_tokens acceptance=spec.acceptance prefill_replicas=spec.prefill_replicas"),
+        **named("tables_gpu gpus attention_data cache_tokens cache_requests given clients=others decode_parts_seconds=decode"),
+        **named("prompt_parts_seconds=prompt not_counted choices front"),
+    },
+    ServedTime: SERVED,
+    ServingChoice: named("gpus tensor attention_data expert expert_tensor replicas time options"),
     BatchTime: {
         **named("batch_size fits prefill_seconds=prefill.total decode_seconds_per_token=decode.total"),
         **named("tokens_per_second cost_per_million_tokens"),

@@ -1,0 +1,124 @@
+"""Continuous batching, against steps that are counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzer.inference.serving.batching import Load, Served, serve
+from analyzer.inference.serving.step import StepWork
+from analyzer.specs.serving import ServingSpec
+
+DECODE, PROMPT = 0.01, 0.001
+"""Seconds of a step, and of each token of a prompt in it."""
+
+
+def seconds(work: StepWork) -> float:
+    return (DECODE if work.requests else 0.0) + PROMPT * work.prompt_tokens
+
+
+def load(**changes: object) -> Load:
+    values: dict[str, object] = {
+        "clients": 1, "requests": 1, "prompt": 64, "generate": 11, "spread": 0.0, "prefix": 0.0, "chunk": 4096, "chunked": True,
+        "mixed": True, "groups": 1, "slots": 1000, "cache_tokens": 10**9,
+    }  # fmt: skip
+    return Load(**(values | changes))  # type: ignore[arg-type]
+
+
+def served(**changes: object) -> Served:
+    return serve(load(**changes), seconds)
+
+
+def test_one_request() -> None:
+    found = served()
+    assert found.first == pytest.approx(0.064)
+    assert found.token == pytest.approx(DECODE)
+    assert found.tokens_per_second == pytest.approx(11 / (0.064 + 10 * DECODE))
+    assert not found.waits
+
+
+def test_prompts_of_several_clients_are_one_step() -> None:
+    found = served(clients=3)
+    assert found.first == pytest.approx(3 * 0.064)
+    assert found.token == pytest.approx(DECODE)
+    assert found.running == pytest.approx(3 * 10 * DECODE / (3 * 0.064 + 10 * DECODE))
+
+
+def test_chunks_are_steps_of_their_own() -> None:
+    steps: list[int] = []
+
+    def counted(work: StepWork) -> float:
+        steps.append(work.prompt_tokens)
+        return seconds(work)
+
+    serve(load(chunk=32), counted)
+    assert [each for each in steps if each] == [32, 32]
+
+
+def test_a_prompt_that_is_not_split_takes_a_step_of_its_own() -> None:
+    sizes: list[int] = []
+
+    def counted(work: StepWork) -> float:
+        sizes.append(work.prompt_tokens)
+        return seconds(work)
+
+    serve(load(clients=2, prompt=60, chunk=64, chunked=False, generate=3), counted)
+    assert max(sizes) == 60
+
+
+def test_mixed_steps_generate_and_separate_ones_do_not() -> None:
+    """Chunks of 32 tokens: the second client's prompt is computed while the first one generates."""
+    mixed = served(clients=2, prompt=32, chunk=32, generate=3)
+    # a token that is generated is one of the 32: 31 tokens of the second prompt, then its last one
+    assert mixed.first == pytest.approx((0.032 + 0.032 + 0.031 + DECODE + 0.001 + DECODE) / 2)
+    separate = served(clients=2, prompt=32, chunk=32, generate=3, mixed=False)
+    assert separate.first == pytest.approx((0.032 + 0.064) / 2)
+    assert separate.token == pytest.approx((0.032 + 2 * DECODE + 2 * DECODE) / 4)
+
+
+def test_requests_wait_for_room_in_the_cache() -> None:
+    found = served(clients=2, cache_tokens=80)
+    assert found.waits
+    alone = 0.064 + 10 * DECODE
+    assert found.first == pytest.approx((0.064 + alone + 0.064) / 2)
+
+
+def test_requests_wait_for_one_that_runs() -> None:
+    assert served(clients=2, slots=1).first == pytest.approx((0.064 + 0.064 + 10 * DECODE + 0.064) / 2)
+
+
+def test_tokens_of_a_prompt_that_are_in_the_cache_are_not_computed() -> None:
+    assert served(prefix=0.5).first == pytest.approx(0.032)
+
+
+def test_accepted_tokens_need_fewer_steps() -> None:
+    spec = ServingSpec(clients=1, draft_tokens=2, acceptance=0.5)
+    assert spec.tokens_per_step == 1 + 0.5 + 0.25
+    found = served(generate=701, tokens_per_step=spec.tokens_per_step, drafts=2)
+    assert found.token == pytest.approx(DECODE / 1.75)
+
+
+def test_a_client_sends_its_requests_one_after_the_other() -> None:
+    found = served(requests=3)
+    assert found.tokens_per_second == pytest.approx(11 / (0.064 + 10 * DECODE), rel=0.01)
+    assert found.first_later == pytest.approx(0.064, rel=0.2)
+
+
+def test_prompts_on_replicas_of_their_own() -> None:
+    found = served(clients=2, prefill_replicas=2, transfer=0.005)
+    assert found.first == pytest.approx(0.064)
+    assert found.token == pytest.approx((10 * DECODE + 0.005) / 10, rel=0.02)
+
+
+def test_groups_compute_prompts_at_the_same_time() -> None:
+    assert served(clients=2, groups=2).first == pytest.approx(0.064)
+
+
+def test_steps_that_are_taken_together_cost_what_single_ones_do() -> None:
+    """A step that gets slower with the length: the sum over all steps, counted one by one."""
+
+    def slower(work: StepWork) -> float:
+        return (1e-3 + 1e-6 * work.length * work.requests if work.requests else 0.0) + 1e-5 * work.prompt_tokens
+
+    found = serve(load(generate=1001, prompt=1000), slower)
+    exact = sum(1e-3 + 1e-6 * (1000 + place) for place in range(1000)) / 1000
+    assert found.token == pytest.approx(exact, rel=0.03)
