@@ -149,9 +149,7 @@ def analyze_inference(
     launch = _read_inference(argv, options, gpu=gpu, environ=environ, folder=folder)
     if launch.options.offload is not None:
         raise InputError("--info-offload", "has a report of its own", "call analyze_offload, or leave it out")
-    return inference_report(
-        launch.job, launch.time, note=launch.note, command=launch.command, target=launch.options.serving_search
-    )
+    return inference_report(launch.job, launch.time, note=launch.note, command=launch.command, target=launch.options.serving_search)
 
 
 def analyze_offload(

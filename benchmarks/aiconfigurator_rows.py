@@ -2,9 +2,10 @@
 
     VENV/bin/python -m benchmarks.aiconfigurator_rows WHEEL OUTPUT.csv [--held] [--every N]
 
-Runs in an environment with `aiconfigurator-core` 0.12.0 and this repository on PYTHONPATH. `tools/score_serving.py --rival OUTPUT.csv`
-prints its errors beside those of this program. Columns `first` and `token` are those of its continuous batching (`run_agg`, with as many
-prompt tokens in a step as a prompt has), and for disaggregated rows those of its static mode, as `static_first` and `static_token`.
+Runs in an environment with `aiconfigurator-core` 0.12.0 and this repository on PYTHONPATH. `tools/score_serving.py --rival
+OUTPUT.csv` prints its errors beside those of this program. Columns `first` and `token` are those of its continuous batching
+(`run_agg`, with as many prompt tokens in a step as a prompt has), and for disaggregated rows those of its static mode, as
+`static_first` and `static_token`.
 Layouts, types and clients of the rows are read as `tools/score_serving.py` reads them.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import csv
 import logging
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ EXPERTS = {"w4a16kv16": "int4_wo"}
 @cache
 def database(gpu: str, engine: str) -> Any:
     """Its tables of an engine on a GPU."""
-    from aiconfigurator_core.sdk.perf_database import get_database_view
+    get_database_view = import_module("aiconfigurator_core.sdk.perf_database").get_database_view
 
     system = {name: system for system, name in GPUS.items()}[gpu]
     return get_database_view(system, engine, "current", database_mode="HYBRID")
@@ -39,8 +41,8 @@ def database(gpu: str, engine: str) -> Any:
 @cache
 def model(name: str, engine: str, bits: str, layout: tuple[int, int, int, int]) -> Any:
     """Its model of a replica."""
-    from aiconfigurator_core.sdk.config_builders import build_model_config
-    from aiconfigurator_core.sdk.models import get_model
+    build_model_config = import_module("aiconfigurator_core.sdk.config_builders").build_model_config
+    get_model = import_module("aiconfigurator_core.sdk.models").get_model
 
     tensor, groups, expert_tensor, expert = layout
     experts = EXPERTS.get(bits, MODES[bits])
@@ -57,25 +59,25 @@ def model(name: str, engine: str, bits: str, layout: tuple[int, int, int, int]) 
 
 def static(row: Row, layout: tuple[int, int, int, int], mode: str, batch: int) -> float:
     """Milliseconds of its static mode: of a prompt, or of an output token."""
-    from aiconfigurator_core.sdk.backends.factory import get_backend
-    from aiconfigurator_core.sdk.config import RuntimeConfig
-
-    runtime = RuntimeConfig(batch_size=batch, isl=row.prompt, osl=row.generate)
-    parts = get_backend(row.engine).run_static_latency_only(
-        model(row.model, row.engine, row.bits, layout), database(row.gpu, row.engine), runtime, mode
+    runtime = import_module("aiconfigurator_core.sdk.config").RuntimeConfig(batch_size=batch, isl=row.prompt, osl=row.generate)
+    parts = (
+        import_module("aiconfigurator_core.sdk.backends.factory")
+        .get_backend(row.engine)
+        .run_static_latency_only(model(row.model, row.engine, row.bits, layout), database(row.gpu, row.engine), runtime, mode)
     )
     return float(parts) / (row.generate - 1 if mode == "static_gen" else 1)
 
 
 def agg(row: Row) -> tuple[float, float]:
     """Milliseconds of the first and of an output token with continuous batching."""
-    from aiconfigurator_core.sdk.backends.factory import get_backend
-    from aiconfigurator_core.sdk.config import RuntimeConfig
-
     batch = max(1, row.clients // row.layout[1])
-    runtime = RuntimeConfig(batch_size=batch, isl=row.prompt, osl=row.generate)
+    runtime = import_module("aiconfigurator_core.sdk.config").RuntimeConfig(batch_size=batch, isl=row.prompt, osl=row.generate)
     unit = model(row.model, row.engine, row.bits, row.layout)
-    summary = get_backend(row.engine).run_agg(unit, database(row.gpu, row.engine), runtime, ctx_tokens=row.prompt)
+    summary = (
+        import_module("aiconfigurator_core.sdk.backends.factory")
+        .get_backend(row.engine)
+        .run_agg(unit, database(row.gpu, row.engine), runtime, ctx_tokens=row.prompt)
+    )
     found = summary.get_summary_df().iloc[0]
     return float(found["ttft"]), float(found["tpot"])
 

@@ -2,8 +2,8 @@
 
     python tools/fit_serving.py WHEEL [--write] [--rows N]
 
-Rows, and models that are kept out, are those of `tools/score_serving.py`. Everything else of a prediction is fixed: kernels from their
-tables, steps from what is known of the engine. Needs the extra `fit` (scipy).
+Rows, and models that are kept out, are those of `tools/score_serving.py`. Everything else of a prediction is fixed: kernels from
+their tables, steps from what is known of the engine. Needs the extra `fit` (scipy).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class OfRow:
 
     def times(self, values: Any) -> tuple[float, float]:
         """Times of the first and of an output token, in ms."""
-        engine = replace(self.unit.engine, **dict(zip(TIMES, map(float, values), strict=True)))
+        times: dict[str, Any] = dict(zip(TIMES, map(float, values), strict=True))
+        engine = replace(self.unit.engine, **times)
         unit = Replica(self.unit.job, engine, self.unit.speed, self.unit.rates)
         unit.__dict__["_fixed_and_token_bytes"] = self.unit._fixed_and_token_bytes
         unit.__dict__["layout"] = self.unit.layout

@@ -3,9 +3,9 @@
     python tools/score_serving.py WHEEL [--held] [--rival FILE] [--csv FILE]
 
 `WHEEL` is the unpacked or packed wheel `aiconfigurator-core` 0.12.0 (Apache-2.0): `systems/silicon_sample.csv` has the time to the
-first token and of an output token of 5,221 measured runs. `--held` scores the rows of the models that no choice of this program looked
-at: Qwen3-32B, DeepSeek-V3 and R1, gpt-oss. Otherwise all others are scored. `--rival`: predictions of another program, a CSV file
-with the columns id, first and token in ms (`benchmarks/aiconfigurator_rows.py` writes it).
+first token and of an output token of 5,221 measured runs. `--held` scores the rows of the models that no choice of this program
+looked at: Qwen3-32B, DeepSeek-V3 and R1, gpt-oss. Otherwise all others are scored. `--rival`: predictions of another program, a CSV
+file with the columns id, first and token in ms (`benchmarks/aiconfigurator_rows.py` writes it).
 """
 
 from __future__ import annotations
@@ -144,7 +144,12 @@ def replica(model: str, gpu: str, engine: str, bits: str, layout: tuple[int, int
     tensor, groups, expert_tensor, expert = layout
     words = ["--info-model", model, "--tensor-model-parallel-size", str(tensor), "--info-world-size", str(tensor * groups)]
     words += ["--info-gpu", gpu, "--info-quantize", bits, "--info-megatron", "0.16.1"]
-    words += ["--info-inference", f"batch=1,prompt={lengths[0]},generate={lengths[1]}", "--info-gpus-per-node", str(min(8, tensor * groups))]
+    words += [
+        "--info-inference",
+        f"batch=1,prompt={lengths[0]},generate={lengths[1]}",
+        "--info-gpus-per-node",
+        str(min(8, tensor * groups)),
+    ]
     if expert * expert_tensor > 1:
         words += ["--expert-model-parallel-size", str(expert), "--expert-tensor-parallel-size", str(expert_tensor)]
     launch = read_inference(words, environ={}, folder=Path.cwd())
@@ -163,6 +168,7 @@ def predicted(row: Row) -> tuple[float, float]:
         layout, number, workers = row.prefill
         other = replica(row.model, row.gpu, row.engine, row.bits, layout, (row.prompt, row.generate))
         each = replace(spec, clients=max(1, round(row.clients / workers)), prefill_replicas=max(1, round(number / workers)))
+        each = replace(each, prefill_shared=max(1.0, workers / number))
         served = unit.serve(each, prompts=other)
     return 1e3 * served.first, 1e3 * served.token
 
@@ -187,7 +193,8 @@ def table(title: str, groups: dict[str, list[tuple[float, float, float]]]) -> No
 def score(rows: Iterable[Row], rival: dict[str, tuple[float, float]], csv_file: Path | None) -> None:
     """Prints the tables."""
     groups: dict[str, dict[str, list[tuple[float, float, float]]]] = {"first": defaultdict(list), "token": defaultdict(list)}
-    lines, refused = [], defaultdict(int)
+    lines: list[tuple[str, float, float, float, float]] = []
+    refused: dict[str, int] = defaultdict(int)
     for row in rows:
         if any(word in row.model for word in UNMODELLED):
             refused["models with linear or sparse attention"] += 1
@@ -203,14 +210,18 @@ def score(rows: Iterable[Row], rival: dict[str, tuple[float, float]], csv_file: 
         lines.append((row.id, first, row.first, token, row.token))
         other = rival.get(row.id, (float("nan"), float("nan")))
         kind = "dense" if row.dense else "MoE"
-        for name in (f"all {kind}", f"all {kind} {row.mode}", f"{row.model.split('/')[1][:20]} {row.gpu[:5]} {row.engine} {row.mode} {row.bits}"):
+        for name in (
+            f"all {kind}",
+            f"all {kind} {row.mode}",
+            f"{row.model.split('/')[1][:20]} {row.gpu[:5]} {row.engine} {row.mode} {row.bits}",
+        ):
             groups["token"][name].append((token, row.token, other[1]))
             if row.first == row.first and row.first > 0:
                 groups["first"][name].append((first, row.first, other[0]))
     table("output token", groups["token"])
     table("first token", groups["first"])
-    for fault, number in refused.items():
-        print(f"not scored: {number} rows: {fault}")
+    for reason, number in refused.items():
+        print(f"not scored: {number} rows: {reason}")
     if csv_file:
         with csv_file.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("id", "first", "first_measured", "token", "token_measured"), *lines])

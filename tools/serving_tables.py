@@ -6,8 +6,8 @@
 of TensorRT-LLM, vLLM and SGLang on idle GPUs. Its measured serving rows are not read. Needs the extra `fit` (pandas, pyarrow).
 
 Each table becomes a grid of ln(measured / floor), with the floors of `analyzer.inference.serving.floors`. Grids of GEMMs,
-attention and all-reduces take the measured kernels at their points. Those of experts are fitted to all shapes of models: a grid over
-tokens, width of an expert on the rank and experts of the rank. Values are integers of 8 bits in steps of 2 %.
+attention and all-reduces take the measured kernels at their points. Those of experts are fitted to all shapes of models: a grid
+over tokens, width of an expert on the rank and experts of the rank. Values are integers of 8 bits in steps of 2 %.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ LEAST: Final = 0.3
 LIMIT: Final = 127
 RIDGE: Final = 0.5
 WHAT: Final = (
-    "ln(measured / floor) of the kernels of serving engines, in steps of 2 %, as base64 of bytes with sign, by GPU, engine and kernel, "
-    "at the points of the axes in tables.py. Written by tools/serving_tables.py from aiconfigurator-core 0.12.0, systems/data, "
-    "Copyright (c) NVIDIA Corporation & Affiliates, Apache-2.0."
+    "ln(measured / floor) of the kernels of serving engines, in steps of 2 %, as base64 of bytes with sign, by GPU, engine and "
+    "kernel, at the points of the axes in tables.py. Written by tools/serving_tables.py from aiconfigurator-core 0.12.0, "
+    "systems/data, Copyright (c) NVIDIA Corporation & Affiliates, Apache-2.0."
 )
 
 
@@ -183,7 +183,7 @@ def _shares(values: Any, points: tuple[float, ...]) -> Any:
 
 
 def experts(rows: pd.DataFrame, speed: SpeedSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Grids of the experts by their kind, and their errors. Of several kernels of an engine the fastest one of each shape is used."""
+    """Grids of the experts by their kind, and their errors. Of several kernels of an engine the fastest of each shape is used."""
     found: dict[str, str] = {}
     errors: dict[str, str] = {}
     shape = ["num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"]
@@ -224,7 +224,8 @@ def engine_tables(folder: Path, engine: str, speed: SpeedSpec) -> dict[str, str]
             found |= distill(without_scales(rows, folder) if (part, engine) == ("gemm", "trtllm") else rows, speed)
     versions = sorted((folder / "moe" / engine).glob("*/moe_perf.parquet"), key=version_of)
     if versions:
-        grids, errors = {}, {}
+        grids: dict[str, str] = {}
+        errors: dict[str, str] = {}
         for version in versions:  # later ones replace earlier ones
             some, of_some = experts(pd.read_parquet(version), speed)
             grids |= some

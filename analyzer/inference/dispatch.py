@@ -1,7 +1,9 @@
 """What Megatron-LM pays for the same tokens on all tensor-parallel ranks of a model with experts.
 
-Without sequence parallelism, which generation turns off, each tensor-parallel rank has all tokens of its requests, and sends them to the
-experts: `MoEAlltoAllTokenDispatcher` exchanges them over the expert-parallel ranks (core/transformer/moe/token_dispatcher.py, 0.16.1).
+Without sequence parallelism, which generation turns off, each tensor-parallel rank has all tokens of its requests, and sends them
+to the experts: `MoEAlltoAllTokenDispatcher` exchanges them over the expert-parallel ranks
+(core/transformer/moe/token_dispatcher.py,
+0.16.1).
 """
 
 from __future__ import annotations
@@ -34,6 +36,6 @@ def same_tokens(job: InferenceJob, decode: Callable[[InferenceJob], StepSeconds]
     if capacity is not None and device_bytes(other) > capacity:
         return f"{said} With --tensor-model-parallel-size 1, which avoids it, the model does not fit."
     return (
-        f"{said} --tensor-model-parallel-size 1 --expert-tensor-parallel-size 1 avoids it: each rank has requests of its own, and a step "
-        f"with {requests} of them takes {format_seconds(decode(other).total)}."
+        f"{said} --tensor-model-parallel-size 1 --expert-tensor-parallel-size 1 avoids it: each rank has requests of its own, and "
+        f"a step with {requests} of them takes {format_seconds(decode(other).total)}."
     )

@@ -171,8 +171,8 @@ def _of_prompts(job: InferenceJob) -> str:
     low = f"from {1 - spec.spread:.0%} of the given ones to these"
     lengths = f"Lengths are spread equally {low}" if spec.spread else "All requests have the given lengths"
     return (
-        f"Each of the clients sends {spec.requests} requests, each when the last one is complete; all begin at the same time. {lengths}. "
-        f"A step computes at most {job.inference.prefill_tokens:,} tokens of prompts."
+        f"Each of the clients sends {spec.requests} requests, each when the last one is complete; all begin at the same time. "
+        f"{lengths}. A step computes at most {job.inference.prefill_tokens:,} tokens of prompts."
         + (" The measured experts are chosen unequally (power law of 1.01)." if job.model.moe is not None else "")
     )
 

@@ -8,12 +8,13 @@ from typing import Final, Literal
 EngineName = Literal["megatron", "vllm", "trtllm", "sglang"]
 ENGINE_NAMES: Final[tuple[EngineName, ...]] = ("megatron", "vllm", "trtllm", "sglang")
 MEMORY_SHARE: Final = 0.9
-"""Share of the memory of a GPU that an engine uses for weights, temporary tensors and cache, if it is not given: the default of vLLM
-(`gpu_memory_utilization`)."""
+"""Share of the memory of a GPU that an engine uses for weights, temporary tensors and cache, if it is not given: the default of
+vLLM (`gpu_memory_utilization`)."""
 WAVES: Final = 10
 """Requests of each client, if they are not given."""
 SPREAD: Final = 0.2
-"""Lengths from 80 % to 100 % of the given ones, as public benchmarks of serving draw them. Requests of equal lengths would stay in step."""
+"""Lengths from 80 % to 100 % of the given ones, as public benchmarks of serving draw them. Requests of equal lengths would stay in
+step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ class ServingSpec:
     memory_share: float = MEMORY_SHARE
     prefill_replicas: int = 0
     """Replicas that compute prompts only, for each one that generates; 0 if each replica does both."""
+    prefill_shared: float = 1.0
+    """Replicas that generate for which one of those for prompts works."""
     spread: float = SPREAD
     """Lengths are spread equally from (1 - spread) of the given ones to these."""
 

@@ -47,6 +47,8 @@ class Load(NamedTuple):
     drafts: int = 0
     prefill_replicas: int = 0
     """Replicas that only compute prompts, for this one."""
+    busy: float = 1.0
+    """Seconds that such a replica is busy for each second of a prompt: more than 1 if it works for further replicas."""
     transfer: float = 0.0
     """Seconds to send the cache of a prompt to the replica that generates."""
 
@@ -173,7 +175,14 @@ class Simulation:
         scale = [1 - load.spread * (self.number * GOLDEN**power % 1) for power in (1, 2)]
         prompt = max(1, round(load.prompt * scale[0]))
         cached = min(prompt - 1, int(prompt * load.prefix))
-        request = _Request(self.now, prompt - cached, cached, max(1, round(load.generate * scale[1])), (self.number - 1) // load.clients, self.number)
+        request = _Request(
+            self.now,
+            prompt - cached,
+            cached,
+            max(1, round(load.generate * scale[1])),
+            (self.number - 1) // load.clients,
+            self.number,
+        )
         if self.free:
             heapq.heappush(self.arriving, (self._computed_elsewhere(request), self.number, request))
         else:  # the engine has already issued the next step when a client gets its last token
@@ -187,7 +196,7 @@ class Simulation:
         per_group = ceil(together / self.load.groups)
         group = _Group(0, request.prompt * per_group, per_group * self._pairs(request, request.prompt), per_group)
         spent = self._cost(group, request.prompt * together, 0) / together
-        self.free[place] = begin + spent
+        self.free[place] = begin + spent * self.load.busy
         request.first = begin + spent
         return begin + spent + self.load.transfer
 

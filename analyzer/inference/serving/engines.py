@@ -34,6 +34,8 @@ class Engine:
     """Seconds of a request outside the steps: reading it, and sending its first token."""
     client_seconds: float
     """The same for each client, whose requests one process reads."""
+    handover_seconds: float
+    """Seconds of a request that one replica begins and another one continues."""
     layer_seconds: float
     """Least seconds of a layer in a step with prompts, whose kernels the host issues one by one."""
 

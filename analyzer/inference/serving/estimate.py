@@ -59,7 +59,7 @@ class Replica:
         return int((memory_share * capacity - fixed) / each) * self.layout.attention_data
 
     def serve(self, spec: ServingSpec, *, prompts: Replica | None = None) -> Served:
-        """What the clients see. `prompts`: a replica that only computes prompts, of which `spec.prefill_replicas` work for this one."""
+        """What the clients see. `prompts`: a replica that only computes prompts; `spec.prefill_replicas` work for this one."""
         inference, engine = self.job.inference, self.engine
         transfer = 0.0
         if prompts is not None:
@@ -80,6 +80,7 @@ class Replica:
             tokens_per_step=spec.tokens_per_step,
             drafts=spec.draft_tokens,
             prefill_replicas=spec.prefill_replicas if prompts is not None else 0,
+            busy=spec.prefill_shared,
             transfer=transfer,
         )
 
@@ -89,6 +90,7 @@ class Replica:
 
         served = serve(load, seconds)
         outside = engine.first_seconds + engine.client_seconds * spec.clients
+        outside += engine.handover_seconds if prompts is not None else 0.0
         return served._replace(first=served.first + outside, first_later=served.first_later + outside)
 
 

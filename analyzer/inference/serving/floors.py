@@ -55,7 +55,7 @@ def experts_floor(
     speed: SpeedSpec, kind: str, *, tokens: float, hidden: float, width: float, local: float, experts: float, topk: float
 ) -> float:
     """Gated experts of a rank. `width`: of an expert on the rank; `local`: experts of the rank, of `experts` in all."""
-    chosen = max(1.0, min(local * (1 - (1 - topk / experts) ** tokens), tokens * topk))
+    chosen: float = max(1.0, min(local * (1 - (1 - topk / experts) ** tokens), tokens * topk))
     weights = 3 * hidden * width
     pairs = tokens * topk * local / experts
     moved = chosen * weights * WEIGHT_BYTES[kind] + 4 * tokens * hidden

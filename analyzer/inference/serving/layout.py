@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 from analyzer.inference.kv_cache import visible_tokens
 from analyzer.specs import InferenceJob, ModelSpec, QuantizationSpec
 
-BLOCK_GROUP = 128
+BLOCK_GROUP: Final = 128
 """`--info-quantize w8a8g128`: fp8 with a scale for each block of 128 elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingLayout:
-    """One replica of the model: `tensor` ranks share the attention of a token, and `attention_data` groups of them have other requests.
+    """One replica of the model: `tensor` ranks share the attention of a token; `attention_data` groups of them have other requests.
 
     All of them together have the experts: `expert` groups of `expert_tensor` ranks.
     """
@@ -52,8 +53,8 @@ def kind_of(quantization: QuantizationSpec) -> str:
 def layout_of(job: InferenceJob) -> ServingLayout:
     """The layout of a job.
 
-    4-bit checkpoints of models with experts keep the projections of attention in 16 bit, and those with 16-bit activations all linear
-    layers but the experts: DeepSeek, Kimi and MiniMax in NVFP4, Kimi in int4, gpt-oss in MXFP4.
+    4-bit checkpoints of models with experts keep the projections of attention in 16 bit, and those with 16-bit activations all
+    linear layers but the experts: DeepSeek, Kimi and MiniMax in NVFP4, Kimi in int4, gpt-oss in MXFP4.
     """
     model, parallel = job.model, job.parallel
     kind = kind_of(job.inference.quantization)

@@ -47,9 +47,7 @@ def serving_job(job: InferenceJob, options: InfoOptions, speed: SpeedSpec | None
     clients = max(1, room or 1) if asked is None else asked
     resident = clients if room is None else max(1, min(clients, room))
     groups = replica.layout.attention_data
-    return replace(
-        job, inference=replace(inference, batch_size=max(1, resident // groups), serving=replace(spec, clients=clients))
-    )
+    return replace(job, inference=replace(inference, batch_size=max(1, resident // groups), serving=replace(spec, clients=clients)))
 
 
 def _check(job: InferenceJob, options: InfoOptions, speed: SpeedSpec | None) -> None:
@@ -59,7 +57,9 @@ def _check(job: InferenceJob, options: InfoOptions, speed: SpeedSpec | None) -> 
     if options.efficiency:
         raise InputError("--info-efficiency", f"is not used with {SERVING_ENGINE}", "leave one of the two out")
     if options.calibration:
-        raise UnsupportedError("--info-calibration", f"is not used with {SERVING_ENGINE}: kernels are measured ones", "leave it out")
+        raise UnsupportedError(
+            "--info-calibration", f"is not used with {SERVING_ENGINE}: kernels are measured ones", "leave it out"
+        )
     if options.inference is None or job.inference.cache != "compact":
         raise InputError(SERVING_ENGINE, "is not for Megatron's inference scripts", "give a model, and --info-inference")
     if speed is None:
@@ -154,7 +154,7 @@ def _not_counted(job: InferenceJob, spec: ServingSpec) -> tuple[str, ...]:
     found = []
     if spec.draft_tokens:
         found.append(
-            "The time of proposing tokens is not counted: neither that of a draft model nor that of layers of multi-token prediction."
+            "The time of proposing tokens is not counted, neither by a draft model nor by layers of multi-token prediction."
         )
     if job.inference.quantization.cache_bits == 4:
         found.append("Kernels for a cache of 4 bits were not measured; those for 8 bits are used.")

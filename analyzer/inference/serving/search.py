@@ -1,7 +1,7 @@
 """Layouts of a serving engine that meet times of the first and of an output token, the cheapest first.
 
-Cheapest is the fewest GPU-hours for a token. All layouts of the GPUs of the launch and of fewer are tried: tensor parallelism, groups with
-data-parallel attention, expert parallelism, replicas, and the number of clients of each replica.
+Cheapest is the fewest GPU-hours for a token. All layouts of the GPUs of the launch and of fewer are tried: tensor parallelism,
+groups with data-parallel attention, expert parallelism, replicas, and the number of clients of each replica.
 """
 
 from __future__ import annotations
@@ -96,7 +96,13 @@ def _replica(job: InferenceJob, speed: SpeedSpec, spec: ServingSpec, layout: tup
 
 
 def _choices(
-    unit: Replica, job: InferenceJob, spec: ServingSpec, layout: tuple[int, int, int, int], *, price: float | None, target: ServingTarget
+    unit: Replica,
+    job: InferenceJob,
+    spec: ServingSpec,
+    layout: tuple[int, int, int, int],
+    *,
+    price: float | None,
+    target: ServingTarget,
 ) -> Iterator[ServingChoice]:
     """The layout with numbers of clients up to what the cache holds, until the times are missed."""
     room = min(MOST_CLIENTS, cache_requests(unit, spec) or 0)
@@ -121,7 +127,9 @@ def _choices(
         yield _choice(unit, spec, layout, time(room), job)
 
 
-def _choice(unit: Replica, spec: ServingSpec, layout: tuple[int, int, int, int], time: ServedTime, job: InferenceJob) -> ServingChoice:
+def _choice(
+    unit: Replica, spec: ServingSpec, layout: tuple[int, int, int, int], time: ServedTime, job: InferenceJob
+) -> ServingChoice:
     tensor, groups, expert, expert_tensor = layout
     of_replica = unit.layout.ranks * (1 + spec.prefill_replicas)
     replicas = max(1, job.parallel.world_size // of_replica)

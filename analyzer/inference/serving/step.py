@@ -124,17 +124,18 @@ class StepModel:
         seconds = 0.0
         if work.prompt_tokens:
             pairs = work.prompt_pairs if window is None else min(work.prompt_pairs, work.prompt_tokens * float(window))
-            width = (model.kv_channels, model.kv_channels) if model.mla is None else (model.mla.query_head_dim, model.mla.v_head_dim)
+            width = (
+                (model.kv_channels, model.kv_channels) if model.mla is None else (model.mla.query_head_dim, model.mla.v_head_dim)
+            )
             kernel = Attention("forward", 1, heads, work.prompt_tokens, work.prompt_tokens, pairs, *width)
             seconds += attention_seconds(kernel, self.speed, self.rates)
         if work.requests:
             length = work.length if window is None else min(work.length, window)
-            queries = 1 + work.drafts
-            seconds += self._generation(heads * queries, queries, work.requests, length)
+            seconds += self._generation(heads * (1 + work.drafts), work.requests, length)
         return seconds
 
-    def _generation(self, heads: int, queries: int, requests: int, length: int) -> float:
-        """Attention of `queries` tokens of each request, which a kernel reads the cache for once, as for further heads."""
+    def _generation(self, heads: int, requests: int, length: int) -> float:
+        """Attention of the new tokens of each request. A kernel reads the cache once for all of them, as for further heads."""
         model, bits = self.layout.model, self.layout.cache_bits
         size = ELEMENT_BYTES[bits]
         if model.mla is not None:
@@ -188,7 +189,7 @@ class StepModel:
         return alone * self._slower(2 * rows * columns * depth / self.speed.peak_flops[floors.PEAKS[kind]] / alone)
 
     def _slower(self, busy: float) -> float:
-        """The clock falls under load, as in a training: for kernels that keep the matrix units busy for this share of their time."""
+        """The clock falls under load, as in a training: of kernels which keep the matrix units busy this share of the time."""
         return 1 + min(1.0, busy) * (1 / self.rates.clock - 1)
 
     def moved(self, size: float) -> float:

@@ -13,7 +13,13 @@ SERVING: Final = "--info-serving"
 SERVING_SEARCH: Final = "--info-serving-search"
 EXAMPLE: Final = "requests=10,chunk=8192,prefix=0.5,draft=3,acceptance=0.7,memory=0.9"
 SEARCH_EXAMPLE: Final = "first=500ms,token=30ms"
-_NUMBERS: Final = {"requests": "requests", "chunk": "chunk_tokens", "running": "slots", "draft": "draft_tokens", "prefill": "prefill_replicas"}
+_NUMBERS: Final = {
+    "requests": "requests",
+    "chunk": "chunk_tokens",
+    "running": "slots",
+    "draft": "draft_tokens",
+    "prefill": "prefill_replicas",
+}
 _SHARES: Final = {"prefix": "prefix", "acceptance": "acceptance", "memory": "memory_share", "spread": "spread"}
 _MOST: Final = 10**6
 _MOST_DRAFTS: Final = 16

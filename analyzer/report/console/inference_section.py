@@ -96,7 +96,14 @@ def key_rows(report: InferenceReport) -> list[tuple[str, str]]:
         rows.append(("cache buffer", f"{plural(report.cache_requests, 'request')} of {spec.sequence_length:,} tokens at a time"))
     if limits is not None:
         rows.append(("largest batch", _limit(limits.batch_size, "requests of these lengths")))
-        rows.append(("longest sequence", _limit(limits.sequence_length, "tokens of one request" if spec.serving else f"tokens in a batch of {spec.batch_size}")))
+        rows.append(
+            (
+                "longest sequence",
+                _limit(
+                    limits.sequence_length, "tokens of one request" if spec.serving else f"tokens in a batch of {spec.batch_size}"
+                ),
+            )
+        )
     return [*rows, *gpu_rows(report.verdict), ("method", f"formulas for Megatron-LM {job.megatron}")]
 
 

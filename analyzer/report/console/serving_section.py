@@ -47,11 +47,21 @@ def _rows(report: ServingReport) -> list[tuple[str, str]]:
         rows.append(("requests", options))
     wait = "; requests wait for room in the cache" if given.waits else ""
     rows += [
-        ("first token", f"{format_seconds(given.first_seconds)} on average, {format_seconds(given.first_later_seconds)} after the first requests{wait}"),
+        (
+            "first token",
+            f"{format_seconds(given.first_seconds)} on average, {format_seconds(given.first_later_seconds)} after the first "
+            f"requests{wait}",
+        ),
         ("output token", f"{format_seconds(given.token_seconds)} on average"),
-        ("throughput", f"{given.tokens_per_second:,.0f} tokens/s of all replicas; {given.running:.1f} requests generate on a replica"),
+        (
+            "throughput",
+            f"{given.tokens_per_second:,.0f} tokens/s of all replicas; {given.running:.1f} requests generate on a replica",
+        ),
         ("step of decode", f"{format_seconds(report.decode.total)} ({_shares(report.decode)})"),
-        ("step of a prompt", f"{format_seconds(report.prompt.total)} ({_shares(report.prompt)}); {given.prompt_share:.0%} of the time"),
+        (
+            "step of a prompt",
+            f"{format_seconds(report.prompt.total)} ({_shares(report.prompt)}); {given.prompt_share:.0%} of the time",
+        ),
     ]
     if given.cost_per_million_tokens is not None:
         rows.append(("cost of a million tokens", f"{given.cost_per_million_tokens:,.2f}"))
@@ -64,7 +74,9 @@ def _options(report: ServingReport) -> str:
     if spec.prefix:
         parts.append(f"{spec.prefix:.0%} of each prompt is in the cache")
     if spec.draft_tokens:
-        parts.append(f"{plural(spec.draft_tokens, 'token')} proposed in a step, {spec.tokens_per_step:.2f} tokens of a request on average")
+        parts.append(
+            f"{plural(spec.draft_tokens, 'token')} proposed in a step, {spec.tokens_per_step:.2f} tokens of a request on average"
+        )
     if spec.prefill_replicas:
         parts.append(f"{plural(spec.prefill_replicas, 'replica')} for prompts beside each that generates")
     return "; ".join(parts)
@@ -107,7 +119,7 @@ def _choices(choices: tuple[ServingChoice, ...]) -> RenderableType:
     header = ("GPUs", "replicas", "TP", "attention DP", "EP", "clients", "first token", "output token", "tokens/s/GPU")
     rows = [
         (
-            str(each.gpus), str(each.replicas), str(each.tensor), str(each.attention_data), str(each.expert), f"{each.time.clients:,}",
+            *map(str, (each.gpus, each.replicas, each.tensor, each.attention_data, each.expert)), f"{each.time.clients:,}",
             format_seconds(each.time.first_seconds), format_seconds(each.time.token_seconds),
             f"{each.time.tokens_per_second / each.gpus:,.0f}",
         )

@@ -51,10 +51,8 @@ def test_the_floor_of_experts_reads_those_that_are_chosen() -> None:
         ("H200-141GB", "trtllm", "8", 16, 1024, 0.016479 - 0.007372 - 0.001412),
     ],
 )
-def test_tables_have_the_measured_products(
-    gpu: str, engine: str, kind: str, rows: int, columns: int, milliseconds: float
-) -> None:
-    """Rows of gemm_perf.parquet and, in fp8, of computescale_perf and scale_matrix_perf (aiconfigurator-core 0.12.0), depth 8,192."""
+def test_tables_have_the_measured_products(gpu: str, engine: str, kind: str, rows: int, columns: int, milliseconds: float) -> None:
+    """Rows of gemm_perf and, in fp8, of computescale_perf and scale_matrix_perf (aiconfigurator-core 0.12.0), depth 8,192."""
     floor = floors.gemm_floor(speed(gpu), kind, rows, columns, 8192)
     found = ratio(speed(gpu), engine, f"gemm {kind}", "gemm", rows, columns, 8192)
     assert found is not None

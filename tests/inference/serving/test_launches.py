@@ -99,4 +99,6 @@ def test_refused(options: str, named: str, fault: str) -> None:
 
 
 def test_without_a_gpu() -> None:
-    assert_refused(run(*f"--info-model meta-llama/Llama-3.1-8B --info-world-size 1 {BATCH} {ENGINE}".split()), "--info-serving-engine")
+    assert_refused(
+        run(*f"--info-model meta-llama/Llama-3.1-8B --info-world-size 1 {BATCH} {ENGINE}".split()), "--info-serving-engine"
+    )

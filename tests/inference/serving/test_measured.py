@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tools.score_serving import SPREAD, replica
 from analyzer.specs.serving import ServingSpec
+from tools.score_serving import SPREAD, replica
 
 ROWS = json.loads((Path(__file__).parents[2] / "data" / "serving_rows.json").read_text(encoding="utf-8"))["rows"]
 
