@@ -150,7 +150,8 @@ def test_every_option_is_used_or_refused() -> None:
     used = (
         "inference quantize offload gpu gpu-memory json fail-on margin moe-imbalance network hardware calibration efficiency price "
     )
-    used += "megatron te torch world-size gpus-per-node model set unset strict debug dry run-all html"
+    used += "serving serving-engine serving-search megatron te torch world-size gpus-per-node model set unset strict debug dry "
+    used += "run-all html"
     assert {*FLAGS} - {*ONLY_TRAINING} == {f"--info-{name}" for name in used.split()}
 
 

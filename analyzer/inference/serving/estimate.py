@@ -9,6 +9,7 @@ from typing import Final
 from analyzer.errors import UnsupportedError
 from analyzer.inference.kv_cache import has_attention, token_bytes
 from analyzer.inference.memory import stage_memories
+from analyzer.inference.results import ServedTime
 from analyzer.inference.serving.batching import Load, Served, serve
 from analyzer.inference.serving.engines import Engine, engine_of
 from analyzer.inference.serving.layout import ServingLayout, layout_of
@@ -100,3 +101,30 @@ def replica_of(job: InferenceJob, engine: EngineName, speed: SpeedSpec, rates: E
         fault = "serving engines are modelled without pipeline stages"
         raise UnsupportedError("--pipeline-model-parallel-size", fault, "write 1, or --info-serving-engine megatron")
     return Replica(job, engine_of(engine), speed, rates or efficiencies_of(speed))
+
+
+def cache_requests(replica: Replica, spec: ServingSpec) -> int | None:
+    """Finished requests of the given lengths that the cache of a replica has room for; None if the capacity is not known."""
+    if replica.job.hardware.capacity_bytes is None:
+        return None
+    groups = replica.layout.attention_data
+    tokens = replica.cache_tokens(spec.memory_share) // groups
+    return max(0, tokens // replica.job.inference.sequence_length) * groups
+
+
+def served_time(replica: Replica, spec: ServingSpec, *, replicas: int, price: float | None) -> ServedTime:
+    """What the clients of a replica see. `replicas`: number of replicas that generate."""
+    served = replica.serve(spec, prompts=replica if spec.prefill_replicas else None)
+    outside = 1e9 if not served.tokens_per_second else served.tokens_per_second * replicas
+    gpus = replica.layout.ranks * replicas * (1 + spec.prefill_replicas)
+    return ServedTime(
+        clients=spec.clients,
+        first_seconds=served.first,
+        first_later_seconds=served.first_later,
+        token_seconds=served.token,
+        tokens_per_second=outside,
+        running=served.running,
+        prompt_share=served.prompt_share,
+        waits=served.waits,
+        cost_per_million_tokens=None if price is None else price * gpus / 3600 / outside * 1e6,
+    )

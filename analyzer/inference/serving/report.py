@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.inference.results import Limits
-from analyzer.inference.serving.estimate import Replica, replica_of
-from analyzer.inference.serving.results import ServedTime, ServingReport
+from analyzer.inference.results import Limits, ServingReport
+from analyzer.inference.serving.estimate import cache_requests, replica_of, served_time
+from analyzer.inference.serving.search import Found, search
 from analyzer.inference.serving.step import StepWork
 from analyzer.inference.serving.tables import table_gpu
 from analyzer.launch.inference.serving_options import SERVING, SERVING_ENGINE, SERVING_SEARCH, ServingTarget
@@ -66,15 +66,6 @@ def _check(job: InferenceJob, options: InfoOptions, speed: SpeedSpec | None) -> 
         raise InputError(SERVING_ENGINE, "needs a GPU whose speeds are known", f"add {EXAMPLE}")
 
 
-def cache_requests(replica: Replica, spec: ServingSpec) -> int | None:
-    """Finished requests of the given lengths that the cache of a replica has room for; None if the capacity is not known."""
-    if replica.job.hardware.capacity_bytes is None:
-        return None
-    groups = replica.layout.attention_data
-    tokens = replica.cache_tokens(spec.memory_share) // groups
-    return max(0, tokens // replica.job.inference.sequence_length) * groups
-
-
 def serving_limits(job: InferenceJob, speed: SpeedSpec) -> Limits | None:
     """The largest batch and the longest request that the cache of an engine has room for."""
     spec = job.inference.serving
@@ -87,28 +78,8 @@ def serving_limits(job: InferenceJob, speed: SpeedSpec) -> Limits | None:
     return Limits(batch_size=room, sequence_length=tokens if tokens > job.inference.generated_tokens else 0)
 
 
-def served_time(replica: Replica, spec: ServingSpec, *, replicas: int, price: float | None) -> ServedTime:
-    """What the clients of a replica see. `replicas`: number of replicas that generate."""
-    served = replica.serve(spec, prompts=replica if spec.prefill_replicas else None)
-    outside = 1e9 if not served.tokens_per_second else served.tokens_per_second * replicas
-    gpus = replica.layout.ranks * replicas * (1 + spec.prefill_replicas)
-    return ServedTime(
-        clients=spec.clients,
-        first_seconds=served.first,
-        first_later_seconds=served.first_later,
-        token_seconds=served.token,
-        tokens_per_second=outside,
-        running=served.running,
-        prompt_share=served.prompt_share,
-        waits=served.waits,
-        cost_per_million_tokens=None if price is None else price * gpus / 3600 / outside * 1e6,
-    )
-
-
 def serving_report(job: InferenceJob, inputs: TimeInputs, target: ServingTarget | None = None) -> ServingReport:
     """The report of serving. `target`: times that a search is to meet."""
-    from analyzer.inference.serving.search import Found, search  # which imports this module
-
     spec = job.inference.serving
     assert spec is not None
     replica = replica_of(job, spec.engine, inputs.speed)

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.inference.serving.estimate import Replica, replica_of
-from analyzer.inference.serving.report import cache_requests, served_time
-from analyzer.inference.serving.results import ServedTime, ServingChoice
+from analyzer.inference.results import ServedTime, ServingChoice
+from analyzer.inference.serving.estimate import Replica, cache_requests, replica_of, served_time
 from analyzer.launch.inference.serving_options import SERVING_SEARCH, ServingTarget
 from analyzer.specs import InferenceJob
 from analyzer.specs.serving import ServingSpec

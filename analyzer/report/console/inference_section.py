@@ -15,7 +15,7 @@ from analyzer.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from analyzer.inference.serving.results import ServingReport
+    from analyzer.inference.results import ServingReport
 
 PARTS = {
     "gemm": "GEMMs",

@@ -11,8 +11,7 @@ from analyzer.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from analyzer.inference.results import StepSeconds
-    from analyzer.inference.serving.results import ServedTime, ServingChoice, ServingReport
+    from analyzer.inference.results import ServedTime, ServingChoice, ServingReport, StepSeconds
 
 NAMES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang", "megatron": "Megatron-LM"}
 PARTS = {

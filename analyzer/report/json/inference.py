@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from analyzer.inference.results import BatchTime, InferenceReport, StageMemory
-from analyzer.inference.serving.results import ServedTime, ServingChoice, ServingReport
+from analyzer.inference.results import BatchTime, InferenceReport, ServedTime, ServingChoice, ServingReport, StageMemory
 from analyzer.report.json.document import MODEL, SOFTWARE, WORLD, head
 from analyzer.report.json.encoder import Formats, Part, encode, named
 from analyzer.specs import SoftwareSpec
