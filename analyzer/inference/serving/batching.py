@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 
 from analyzer.inference.serving.step import StepWork
 
+MOST_STEPS: Final = 200_000
+"""Most steps with prompts that are simulated, so that a report takes seconds."""
 GOLDEN: Final = 0.6180339887498949
 """Multiples of it modulo 1 spread lengths equally, without random numbers."""
 SOON: Final = 1e-9

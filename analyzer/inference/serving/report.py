@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.inference.results import Limits, ServingReport
+from analyzer.inference.serving.batching import MOST_STEPS
 from analyzer.inference.serving.estimate import cache_requests, replica_of, served_time
 from analyzer.inference.serving.search import Found, search
 from analyzer.inference.serving.step import StepWork
@@ -45,9 +47,18 @@ def serving_job(job: InferenceJob, options: InfoOptions, speed: SpeedSpec | None
     if asked is None and room is None:
         raise InputError("--info-inference batch=max", "needs the memory of a GPU", f"add {EXAMPLE}")
     clients = max(1, room or 1) if asked is None else asked
+    _check_size(clients, spec, prompt=job.inference.prompt_tokens, chunk=inference.prefill_tokens or 1)
     resident = clients if room is None else max(1, min(clients, room))
     groups = replica.layout.attention_data
     return replace(job, inference=replace(inference, batch_size=max(1, resident // groups), serving=replace(spec, clients=clients)))
+
+
+def _check_size(clients: int, spec: ServingSpec, *, prompt: int, chunk: int) -> None:
+    """Raises InputError for more steps with prompts than are simulated in a short time."""
+    steps = clients * spec.requests * ceil(prompt / chunk)
+    if steps > MOST_STEPS:
+        fault = f"{clients:,} clients with {spec.requests} requests each are more than {MOST_STEPS:,} steps with prompts"
+        raise InputError(SERVING_ENGINE, fault, "write a smaller batch in --info-inference, or --info-serving requests=2")
 
 
 def _check(job: InferenceJob, options: InfoOptions, speed: SpeedSpec | None) -> None:
@@ -87,7 +98,8 @@ def serving_report(job: InferenceJob, inputs: TimeInputs, target: ServingTarget 
     room = cache_requests(replica, spec)
     sizes = {spec.clients}
     size = 1
-    while size <= min(MOST_LISTED, max(spec.clients, room or spec.clients)):
+    steps = spec.requests * ceil(job.inference.prompt_tokens / (job.inference.prefill_tokens or 1))
+    while size <= min(MOST_LISTED, max(spec.clients, room or spec.clients), max(spec.clients, MOST_STEPS // steps)):
         sizes.add(size)
         size *= 2
     if room == 0:

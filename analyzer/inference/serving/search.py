@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import ceil
 from typing import Final, NamedTuple
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.inference.results import ServedTime, ServingChoice
+from analyzer.inference.serving.batching import MOST_STEPS
 from analyzer.inference.serving.estimate import Replica, cache_requests, replica_of, served_time
 from analyzer.launch.inference.serving_options import SERVING_SEARCH, ServingTarget
 from analyzer.specs import InferenceJob
@@ -104,7 +106,8 @@ def _choices(
     target: ServingTarget,
 ) -> Iterator[ServingChoice]:
     """The layout with numbers of clients up to what the cache holds, until the times are missed."""
-    room = min(MOST_CLIENTS, cache_requests(unit, spec) or 0)
+    steps = spec.requests * ceil(job.inference.prompt_tokens / (job.inference.prefill_tokens or 1))
+    room = min(MOST_CLIENTS, cache_requests(unit, spec) or 0, max(1, MOST_STEPS // steps))
     clients, last = 1, 0
     known: dict[int, ServedTime] = {}
 

@@ -89,6 +89,7 @@ def test_the_cost_of_the_same_tokens_on_all_tensor_parallel_ranks_of_megatron() 
         (f"{ENGINE} --info-efficiency flops=1", "--info-efficiency", "is not used with"),
         (f"{ENGINE} --pipeline-model-parallel-size 2", "--pipeline-model-parallel-size", "without pipeline stages"),
         (f"{ENGINE} --info-offload weights=0/100/0", "--info-offload", "are modelled without it"),
+        (f"{ENGINE} --info-inference batch=90000,prompt=1024,generate=128", "--info-serving-engine", "are more than"),
         ("--info-serving-engine other", "--info-serving-engine", "megatron"),
     ],
 )
