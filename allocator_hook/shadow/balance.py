@@ -258,6 +258,12 @@ def _subtract(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> flo
     return None if left is None or right is None else left - right
 
 
+def _any(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    del kwargs, result
+    share = means.of(args[0])
+    return None if share is None else float(share > 0)
+
+
 def _filled(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float:
     del means, kwargs, result
     return float(args[1])
@@ -272,6 +278,7 @@ _OF_IMAGES: dict[Any, Callable[..., float | None]] = {
     aten.add.Tensor: _add,
     aten.sub.Tensor: _subtract,
     aten.max.default: _same,
+    aten.any.default: _any,
 }
 """The same between the tokens of a vision-language model and the lengths of its sequences, which are equal."""
 _KEEP_PADDING = frozenset({rule for rule in _RULES if _RULES[rule] in (_same, _sum)})

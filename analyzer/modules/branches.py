@@ -9,7 +9,12 @@ from analyzer.specs import AttentionKind
 
 def fuses_norm(shapes: Shapes, kind: AttentionKind) -> bool:
     """Whether the norm before attention is part of its first projection: with Transformer Engine, except latent attention."""
-    return shapes.model.implementation == "transformer_engine" and kind != "latent"
+    return fuses_norms(shapes) and kind != "latent"
+
+
+def fuses_norms(shapes: Shapes) -> bool:
+    """Whether the norms of a layer are parts of the linear layers after them."""
+    return shapes.model.implementation == "transformer_engine" and shapes.model.norm_modules == "engine"
 
 
 def biased_output(shapes: Shapes, kind: AttentionKind) -> bool:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from analyzer.modules.branches import attention_branch, biased_output, fuses_norm, mixer_branch, moe_branch
+from analyzer.modules.branches import attention_branch, biased_output, fuses_norm, fuses_norms, mixer_branch, moe_branch
 from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.dropout import bias_dropout_add
 from analyzer.modules.inputs import ExpertInputs, LayerInputs, ModuleInputs
@@ -109,7 +109,7 @@ def transformer_layer(
     A branch that `block` replaces or leaves out has no norm of its own. While a branch runs backward, the gradient of the
     residual stream stays allocated.
     """
-    te = shapes.model.implementation == "transformer_engine"
+    fused = fuses_norms(shapes)
     children: tuple[Module, ...] = ()
     made_in, shares = STREAM, input_shares
     if block.attention != "none":
@@ -119,8 +119,8 @@ def transformer_layer(
         children = _attention_with_norm(inputs, attention or shapes.model.full_attention, block.attention, made_in, shares)
         made_in, shares = LAYER, ""
     if block.feed_forward != "none":
-        if moe or not te:
-            norm = standalone_norm(
+        if moe or not fused:
+            norm = _norm(
                 shapes, "pre_mlp_layernorm", ModuleKind.FEED_FORWARD_NORM, input_made_in=made_in, input_shares=shares
             )
             children += (norm,)
@@ -129,11 +129,11 @@ def transformer_layer(
         elif moe:
             branch = _moe_branch(_of_experts(shapes.inputs).of_experts)
         else:
-            branch = mlp(shapes, fused_norm=te, input_made_in=made_in, input_shares=shares)
+            branch = mlp(shapes, fused_norm=fused, input_made_in=made_in, input_shares=shares)
         biased = shapes.model.bias_linear and not moe and block.feed_forward != "linear"
         children += (branch, bias_dropout_add(shapes, "mlp_bda", ModuleKind.FEED_FORWARD_ADD, biased=biased))
     of_mamba = block.attention == "mamba"
-    return Module(
+    layer = Module(
         name="layers",
         kind=ModuleKind.LAYER,
         fsdp_unit=not of_mamba or shapes.inputs.core.fsdp_units_of_mamba,
@@ -141,6 +141,22 @@ def transformer_layer(
         children=children,
         source="megatron.core.ssm.MambaLayer" if of_mamba else "megatron.core.transformer.TransformerLayer",
     )
+    return _scaled(shapes, layer) if shapes.model.layer_scaling else layer
+
+
+def _norm(shapes: Shapes, name: str, kind: ModuleKind, *, input_made_in: str, input_shares: str) -> Module:
+    """A norm that is not fused into the linear layer after it."""
+    if shapes.model.norm_modules != "unfused":
+        return standalone_norm(shapes, name, kind, input_made_in=input_made_in, input_shares=input_shares)
+    from analyzer.modules.unfused_norm import unfused_norm
+
+    return unfused_norm(shapes, name, kind, input_made_in=input_made_in, input_shares=input_shares)
+
+
+def _scaled(shapes: Shapes, layer: Module) -> Module:
+    from analyzer.modules.layer_scaling import scaled_layer
+
+    return scaled_layer(shapes, layer)
 
 
 @lru_cache(maxsize=CACHED_LAYERS)
@@ -156,7 +172,7 @@ def _attention_with_norm(
     norm: tuple[Module, ...] = ()
     if not fused:
         norm = (
-            standalone_norm(
+            _norm(
                 shapes, "input_layernorm", ModuleKind.ATTENTION_NORM, input_made_in=input_made_in, input_shares=input_shares
             ),
         )

@@ -50,7 +50,7 @@ def partial_sums(shapes: Shapes, width: int) -> tuple[Tensor, ...]:
 
     Source: `dgamma_part` and `dbeta_part` in transformer_engine/common/normalization/layernorm/ln_api.cpp.
     """
-    if shapes.model.implementation != "transformer_engine":
+    if shapes.model.implementation != "transformer_engine" or shapes.model.norm_modules == "torch":
         return ()
     rows = (2 if shapes.model.normalization == "LayerNorm" else 1) * (shapes.inputs.multiprocessors)
     return (Tensor(name=PARTIAL_SUMS, shape=(rows, width), dtype="fp32", formula="4·SMs·h"),)

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
+from analyzer.modules.reduction import bias_gradient
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import OUTPUT_GRADIENT, Collective, Module, Parameter, Tensor, for_weight
+from analyzer.modules.tree import OUTPUT_GRADIENT, Collective, Module, Parameter, Tensor, for_weight, largest
 from analyzer.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from analyzer.specs import VisionSpec
 
-LARGEST_IMAGE: Final = 2048
+_LARGEST_IMAGE: Final = 2048
 """Height and width of the largest image, for which there are positions (`max_img_h`, `max_img_w` of llava_model.py)."""
+_LARGEST_OF_G: Final = 1792
+"""The same of radio-g."""
 _CHANNELS: Final = 3
 
 
@@ -34,19 +37,25 @@ def embedder(vision: VisionSpec, shapes: Shapes) -> Module:
         size = f"{DTYPE_BYTES[shapes.dtype]}·n·s·{'3·p²' if columns == pixels else 'h'}"
         return Tensor(name=name, shape=(shapes.b, vision.patches, columns), dtype=shapes.dtype, formula=size)
 
+    biased = vision.kind == "radio-g"
+    bias = (Parameter(name="bias", shape=(local,), dtype=shapes.dtype, sharding="tensor", full_shape=(width,)),) if biased else ()
+    added = (patches("output without bias", local),) if biased else ()
+    summed = bias_gradient(shapes, rows=shapes.b * vision.patches, columns=local) if biased else ()
     gathered = (patches("outputs of all ranks", width), patches("gathered output", width)) if shapes.t > 1 else ()
     return Module(
         name="vision_model.embedder",
         kind=ModuleKind.PATCHES,
         parameters=(
             Parameter(name="weight", shape=(local, pixels), dtype=shapes.dtype, sharding="tensor", full_shape=(width, pixels)),
+            *bias,
         ),
         saved=for_weight((replace(patches("pixels of the patches", pixels), made_in="/vision_model"),)),
-        forward_workspace=(patches("output", local), *gathered),
+        forward_workspace=(patches("output", local), *largest(added, gathered)),
         backward_workspace=(
             patches(OUTPUT_GRADIENT, local),
             *for_weight((patches("pixel gradient", pixels),)),
             *weight_gradient(shapes, (local, pixels)),
+            *summed,
         ),
         collectives=_collectives(shapes, vision, local, pixels),
         source="megatron.core.tensor_parallel.ColumnParallelLinear",
@@ -68,7 +77,8 @@ def positions(vision: VisionSpec, shapes: Shapes) -> Module:
 
     The sum of the gradients of all images is allocated when the positions in fp32, which are as large, have been freed.
     """
-    rows, width = LARGEST_IMAGE // vision.patch, shapes.model.hidden_size
+    largest_image = _LARGEST_OF_G if vision.kind == "radio-g" else _LARGEST_IMAGE
+    rows, width = largest_image // vision.patch, shapes.model.hidden_size
     count = rows * rows
     grid = (vision.image_height // vision.patch, vision.image_width // vision.patch)
 

@@ -169,8 +169,9 @@ class Shapes:
 
     @property
     def branch_gradient(self) -> Tensor:
-        """[s, b, h]: gradient of a branch's output. Without dropout it shares storage with the residual gradient."""
-        return self.hidden("output gradient", shares="" if self.model.hidden_dropout > 0 else "residual gradient")
+        """[s, b, h]: gradient of a branch's output. Without dropout and scaling it shares storage with the residual gradient."""
+        own = self.model.hidden_dropout > 0 or self.model.layer_scaling
+        return self.hidden("output gradient", shares="" if own else "residual gradient")
 
     @property
     def recomputed_output(self) -> tuple[Tensor, ...]:

@@ -110,11 +110,15 @@ def _class_tokens(vision: VisionSpec, shapes: Shapes) -> Module:
     """Learned tokens, which are copied before those of the patches."""
     shape: tuple[int, ...] = (1, vision.class_tokens, shapes.model.hidden_size)
     shape = shape[1:] if vision.is_radio else shape
+    unused = (Parameter(name="mask_token", shape=(1, shapes.model.hidden_size), dtype=shapes.dtype),)
     return Module(
         name=f"{MODEL}.class_tokens",
         kind=ModuleKind.CLASS_TOKENS,
         function=True,
-        parameters=(Parameter(name="class_token", shape=shape, dtype=shapes.dtype),),
+        parameters=(
+            *(unused if vision.kind == "radio-g" else ()),
+            Parameter(name="class_token", shape=shape, dtype=shapes.dtype),
+        ),
         forward_workspace=(tokens_of(shapes, "patches", count=vision.patches), tokens_of(shapes, "tokens")),
         backward_workspace=(tokens_of(shapes, OUTPUT_GRADIENT),),
         source="CLIPViTModel.forward",
@@ -188,7 +192,9 @@ def encoder_output(vision: VisionSpec, encoder: EndInputs) -> tuple[Module, ...]
         backward_workspace=(replace(kept, name=OUTPUT_GRADIENT), tokens_of(shapes, "input gradient")),
         source="LLaVAModel.forward",
     )
-    parts = (by_image, *((_norm(shapes, "ln_post"),) if vision.kind == "siglip" else ()), copied)
+    last = vision.kind in ("siglip", "radio-g")
+    order = ModuleKind.FINAL_NORM if vision.is_radio else ModuleKind.NORM
+    parts = (by_image, *((replace(_norm(shapes, "ln_post"), kind=order),) if last else ()), copied)
     return tuple(with_part(each, "vision") for each in parts)
 
 

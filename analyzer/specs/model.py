@@ -13,6 +13,10 @@ Family = Literal["gpt", "bert", "t5", "llava", "mimo"]
 """The model class: GPTModel, BertModel, T5Model, LLaVAModel or MimoModel of megatron-core."""
 FAMILY_NAMES: Final[dict[Family, str]] = {"gpt": "GPT", "bert": "BERT", "t5": "T5", "llava": "LLaVA", "mimo": "MIMO"}
 """The name of each family in texts."""
+NormModules = Literal["engine", "torch", "unfused"]
+"""Modules of the norms of layers. `engine`: those that the implementation has. `torch`: modules of PyTorch before the linear layers
+of any implementation. `unfused`: an RMSNorm of separate operations, and norms of all queries and of all keys of a token, whose
+statistics are gathered over tensor-parallel ranks (examples/multimodal/nvlm/internvit.py)."""
 VisionEncoder = Literal["clip", "siglip", "internvit", "internvit300M", "radio", "radio-g", "cradio-g", "hf_clip"]
 """CLIPViTModel (the first four) or RADIOViTModel of megatron-core, or CLIPVisionModel of transformers."""
 FrozenPart = Literal["vision_model", "vision_projection", "language_model"]
@@ -210,7 +214,7 @@ class VisionSpec:
     @property
     def is_radio(self) -> bool:
         """Whether the encoder is RADIO: a linear layer on the pixels of each patch, and interpolated positions."""
-        return self.kind in ("radio", "cradio-g")
+        return self.kind in ("radio", "radio-g", "cradio-g")
 
     @property
     def patches(self) -> int:
@@ -258,6 +262,10 @@ class ModelSpec:
     bias_qkv: bool = True
     """Bias of the query/key/value projection: `--add-qkv-bias`, or bias_linear."""
     qk_layernorm: bool = False
+    norm_modules: NormModules = "engine"
+    """The norms before attention and FFN."""
+    layer_scaling: bool = False
+    """The output of each branch is multiplied by a learned vector before the residual is added: in some vision encoders."""
     tied_embeddings: bool = True
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1

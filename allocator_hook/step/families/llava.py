@@ -11,6 +11,7 @@ import torch
 
 from allocator_hook.step.config import transformer_config
 from allocator_hook.step.families.broadcast import broadcast_fields
+from allocator_hook.step.families.scaled_layers import scaled_layer_spec
 from allocator_hook.step.losses import loss_function
 from allocator_hook.step.versions import accepted_by
 from analyzer.specs import ModelSpec, RecomputeSpec, TrainingJob, VisionSpec
@@ -39,6 +40,8 @@ def llava_module(job: TrainingJob, config: Any, *, pre_process: bool, post_proce
     encoder_layer = getattr(vit_layer_specs, f"get_vit_layer_with_{kind}_spec")()
     encoder, projector = _config_of(job, vision.encoder), _config_of(job, vision.projector)
     encoder.vision_model_type = vision.kind
+    if vision.encoder.layer_scaling:
+        encoder_layer = scaled_layer_spec(vision, encoder_layer)
     module = LLaVAModel(
         language_transformer_config=config,
         language_transformer_layer_spec=layer,
@@ -62,6 +65,7 @@ def llava_module(job: TrainingJob, config: Any, *, pre_process: bool, post_proce
         patch_dim=vision.patch,
         pixel_shuffle=vision.pixel_shuffle,
         fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
+        **_tile_tags(vision),
         **accepted_by(LLaVAModel.__init__, vp_stage=virtual_stage),
     )
     module.freeze(
@@ -70,6 +74,15 @@ def llava_module(job: TrainingJob, config: Any, *, pre_process: bool, post_proce
         freeze_vision_projection="vision_projection" in model.frozen,
     )
     return module
+
+
+def _tile_tags(vision: VisionSpec) -> dict[str, Any]:
+    """Return the tags of the tiles, and a tokenizer with tags of as many tokens (`get_num_image_embeddings`)."""
+    if not vision.tag_tokens:
+        return {}
+    tokenizer = {5: ("llama3p1", 0), 6: ("nemotron5", 0)}
+    name, tiles = tokenizer.get(vision.tag_tokens, ("", 0))
+    return {"tile_tags": [[0] * vision.tag_tokens] * vision.tiles, "max_num_tiles": tiles, "tokenizer_type": name}
 
 
 def _config_of(job: TrainingJob, model: ModelSpec) -> Any:

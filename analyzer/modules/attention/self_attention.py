@@ -59,11 +59,19 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         input_shares="" if gated or projection_saves_copy(shapes) else "core_attention output",
         saves_16_bit=True,
     )
-    norms = (query_key_norm(shapes),) if model.qk_layernorm else ()
+    norms = (_query_key_norm(shapes),) if model.qk_layernorm else ()
     kernel = _core_attention(shapes)
     projection = replace(projection, forward_workspace=(*projection.forward_workspace, *held_by_caller(kernel)))
     parts = (qkv, *norms, kernel, projection)
     return Module(name=ATTENTION, kind=ModuleKind.ATTENTION, children=_with_gate(shapes, parts) if gated else parts)
+
+
+def _query_key_norm(shapes: Shapes) -> Module:
+    if shapes.model.norm_modules != "unfused":
+        return query_key_norm(shapes)
+    from analyzer.modules.unfused_norm import gathered_norms
+
+    return gathered_norms(shapes)
 
 
 def _with_gate(shapes: Shapes, parts: tuple[Module, ...]) -> tuple[Module, ...]:

@@ -93,9 +93,10 @@ _IN_ENCODER: Final = {
     ModuleKind.VISION_POSITIONS: 2,
     ModuleKind.PATCHES: 3,
     ModuleKind.POSITION_EMBEDDINGS: 4,
+    ModuleKind.FINAL_NORM: 4,
     ModuleKind.DECODER: 5,
 }
-"""The order of the parts of a vision encoder. Norms are after the class tokens."""
+"""The order of the parts of a vision encoder. Norms are after the class tokens. That of RADIO is after its embedder."""
 
 
 def _creation_order(module: Module) -> tuple[Parameter, ...]:

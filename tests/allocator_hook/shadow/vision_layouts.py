@@ -52,6 +52,7 @@ MULTIMODAL_BASE: Final = (
     "--position-embedding-type rope "
 )
 """The beginning of a launch of a layout whose name begins with multimodal."""
+_INTERNVIT: Final = "--language-model-type qwen2.0_72B --kv-channels 128"
 MULTIMODAL: Final = {
     "multimodal, mistral, clip": "--language-model-type mistral_7b",
     "multimodal, both frozen": "--language-model-type mistral_7b --freeze-LM --freeze-ViT --disable-vision-class-token",
@@ -65,6 +66,23 @@ MULTIMODAL: Final = {
     "--tensor-model-parallel-size 2",
     "multimodal, frozen radio": "--language-model-type llama3.2_1b --vision-model-type cradio-g --patch-dim 16 --freeze-ViT "
     "--disable-vision-class-token",
+    "multimodal, radio, dropout": "--language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16 --hidden-dropout 0.1 "
+    "--attention-dropout 0.1",
+    "multimodal, radio-g": "--language-model-type llama3.2_1b --vision-model-type radio-g --patch-dim 16",
+    "multimodal, radio-g, dropout, tp2": "--language-model-type llama3.2_1b --vision-model-type radio-g --patch-dim 16 "
+    "--hidden-dropout 0.1 --attention-dropout 0.1 --tensor-model-parallel-size 2 --disable-vision-class-token",
+    "multimodal, internvit300M": "--language-model-type qwen2.5_7B --vision-model-type internvit300M",
+    "multimodal, internvit300M, shuffled, tp2": "--language-model-type qwen2.5_7B --vision-model-type internvit300M "
+    "--disable-vision-class-token --pixel-shuffle --tensor-model-parallel-size 2",
+    "multimodal, internvit": f"{_INTERNVIT} --vision-model-type internvit",
+    "multimodal, internvit, tp8": f"{_INTERNVIT} --vision-model-type internvit --tensor-model-parallel-size 8",
+    "multimodal, internvit, tp2, full recompute": f"{_INTERNVIT} --vision-model-type internvit --tensor-model-parallel-size 2 "
+    "--recompute-vision --recompute-granularity full --recompute-method block --recompute-num-layers 1",
+    "multimodal, frozen internvit, tp8": f"{_INTERNVIT} --vision-model-type internvit --tensor-model-parallel-size 8 --freeze-ViT "
+    "--use-distributed-optimizer",
+    "multimodal, internvit, tiles with tags, tp8": f"{_INTERNVIT} --vision-model-type internvit --tensor-model-parallel-size 8 "
+    "--freeze-ViT --pixel-shuffle --disable-vision-class-token --use-tiling --max-num-tiles 6 --use-thumbnail --use-tile-tags "
+    "--tokenizer-prompt-format qwen2p0 --micro-batch-size 1 --use-distributed-optimizer --decoder-seq-length 256",
     "multimodal, radio, pp2": "--language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16 "
     "--pipeline-model-parallel-size 2 --disable-vision-class-token",
 }

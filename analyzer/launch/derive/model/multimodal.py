@@ -1,17 +1,18 @@
 """The models of examples/multimodal/train.py: a language model and a vision encoder by their names.
 
-Sources: examples/multimodal/{train,model,config,layer_specs}.py (core 0.19).
+Sources: examples/multimodal/{train,model,config,layer_specs,layer_scaling,nvlm/internvit,radio/radio_g}.py (core 0.19).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import TYPE_CHECKING, Final, Literal
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.model.vision import check_optimizer, combined_length, frozen_parts, image_size, kernel_of
 from analyzer.launch.derive.reading import option, positive, required, switched_on, text
-from analyzer.specs import Activation, ModelSpec, VisionEncoder, VisionSpec
+from analyzer.specs import Activation, ModelSpec, NormModules, VisionEncoder, VisionSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -19,8 +20,19 @@ if TYPE_CHECKING:
     from analyzer.launch.derive.model.shape import Shape
     from analyzer.specs import ParallelSpec
 
-_TAG_TOKENS: Final = 5
-"""Tokens of a tile tag for the tokenizers of these language models (`get_num_image_embeddings`)."""
+_TAG_TOKENS: Final = {
+    "llama3p1": 5,
+    "chatml": 5,
+    "qwen2p0": 5,
+    "qwen2p5": 5,
+    "nemotron5": 6,
+    "nemotron5-aligned": 6,
+}
+"""Tokens of a tile tag for each `--tokenizer-prompt-format` that has tags (`get_num_image_embeddings`, from core 0.12 on)."""
+_SINGLE_DIGITS: Final = 10
+"""The largest number of tiles with which a tag of Qwen has no further digit."""
+_MOST_TILES: Final = 12
+"""The largest number of tiles with tags (`_get_tile_tags`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,26 +69,74 @@ _REFUSED_LANGUAGES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoder:
-    """What `get_vision_model_config` sets for an encoder with biases and LayerNorm."""
+    """What `get_vision_model_config` sets for an encoder."""
 
     layers: int
     hidden: int
     ffn: int
     heads: int
-    head: int
+    head: int | None
+    """None for that of the launch."""
     class_tokens: int
+    activation: Activation = "gelu"
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    norm_modules: NormModules = "engine"
+    scaled: bool = False
+    padded: bool = False
+    """Heads are added until tensor-parallel ranks have equal numbers of them."""
+    no_dropout: bool = True
+    """Without dropout of hidden states. Otherwise the launch says it."""
+    no_attention_dropout: bool = True
+
+    def heads_of(self, tensor: int) -> int:
+        """The heads for a tensor-parallel size."""
+        return ((self.heads - 1) // tensor + 1) * tensor if self.padded else self.heads
 
 
 _ENCODERS: Final[dict[VisionEncoder, _Encoder]] = {
     "clip": _Encoder(layers=24, hidden=1024, ffn=4096, heads=16, head=64, class_tokens=1),
     "siglip": _Encoder(layers=27, hidden=1152, ffn=4304, heads=16, head=72, class_tokens=0),
-    "radio": _Encoder(layers=32, hidden=1280, ffn=5120, heads=16, head=80, class_tokens=8),
-    "cradio-g": _Encoder(layers=40, hidden=1536, ffn=6144, heads=24, head=64, class_tokens=8),
-}
-_REFUSED_ENCODERS: Final = {
-    "internvit": "its layers scale their outputs, and its norms of queries and keys gather all heads",
-    "internvit300M": "its layers scale their outputs",
-    "radio-g": "its layers scale their outputs",
+    "internvit": _Encoder(
+        layers=45,
+        hidden=3200,
+        ffn=12800,
+        heads=25,
+        head=None,
+        class_tokens=1,
+        normalization="RMSNorm",
+        norm_modules="unfused",
+        scaled=True,
+        padded=True,
+    ),
+    "internvit300M": _Encoder(
+        layers=24,
+        hidden=1024,
+        ffn=4096,
+        heads=16,
+        head=64,
+        class_tokens=1,
+        norm_modules="torch",
+        scaled=True,
+        no_attention_dropout=False,
+    ),
+    "radio": _Encoder(
+        layers=32, hidden=1280, ffn=5120, heads=16, head=80, class_tokens=8, no_dropout=False, no_attention_dropout=False
+    ),
+    "radio-g": _Encoder(
+        layers=40,
+        hidden=1536,
+        ffn=4096,
+        heads=24,
+        head=64,
+        class_tokens=5,
+        activation="swiglu",
+        scaled=True,
+        no_dropout=False,
+        no_attention_dropout=False,
+    ),
+    "cradio-g": _Encoder(
+        layers=40, hidden=1536, ffn=6144, heads=24, head=64, class_tokens=8, no_dropout=False, no_attention_dropout=False
+    ),
 }
 
 
@@ -96,8 +156,7 @@ def _encoder(arguments: Arguments) -> tuple[VisionEncoder, _Encoder]:
     for known, sizes in _ENCODERS.items():
         if name == known:
             return known, sizes
-    why = _REFUSED_ENCODERS.get(name, "this encoder is not modelled")
-    raise UnsupportedError(f"{named} {name}", why, f"use one of {', '.join(_ENCODERS)}")
+    raise UnsupportedError(f"{named} {name}", "this encoder is not modelled", f"use one of {', '.join(_ENCODERS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +176,10 @@ def _lengths(arguments: Arguments) -> _Lengths:
     _, encoder = _encoder(arguments)
     kept = 0 if switched_on(arguments, "disable_vision_class_token") else encoder.class_tokens
     tile = (height // patch) * (width // patch) + kept
-    tile = tile // 4 if switched_on(arguments, "pixel_shuffle") else tile
-    tile += _TAG_TOKENS if switched_on(arguments, "use_tile_tags") else 0
+    if switched_on(arguments, "pixel_shuffle"):
+        _check_shuffled(arguments, tile)
+        tile //= 4
+    tile += _tag_tokens(arguments)
     tiled = switched_on(arguments, "use_tiling")
     most = (positive(arguments, "max_num_tiles") or 1) + switched_on(arguments, "use_thumbnail") if tiled else 1
     tiles = max(most, positive(arguments, "num_frames") or 1)
@@ -129,6 +190,32 @@ def _lengths(arguments: Arguments) -> _Lengths:
     given = positive(arguments, "dataloader_seq_length")
     words = length - tiles * tile + 1
     return _Lengths(tile=tile, tiles=tiles, text=min(given, words) if given else words)
+
+
+def _check_shuffled(arguments: Arguments, tokens: int) -> None:
+    """Raises InputError unless the tokens of a tile are a square with an even side (`pixel_shuffle` of llava_model.py)."""
+    side = isqrt(tokens)
+    if side * side != tokens or side % 2:
+        fault = f"needs a square of tokens with an even side, and a tile has {tokens}"
+        remedy = "add --disable-vision-class-token, or use square images with an even number of patches on each side"
+        raise InputError(option(arguments, "pixel_shuffle"), fault, remedy)
+
+
+def _tag_tokens(arguments: Arguments) -> int:
+    """Tokens of the tag of a tile. Raises InputError where Megatron-LM has no tags."""
+    if not switched_on(arguments, "use_tile_tags"):
+        return 0
+    named, tokenizer = option(arguments, "use_tile_tags"), text(arguments, "tokenizer_prompt_format", "")
+    if tokenizer not in _TAG_TOKENS:
+        fault = f"--tokenizer-prompt-format {tokenizer} has no tile tags (get_num_image_embeddings of Megatron-LM)"
+        raise InputError(named, fault, f"leave it out, or use one of {', '.join(_TAG_TOKENS)}")
+    tiles = positive(arguments, "max_num_tiles") or 1
+    if tiles > _MOST_TILES:
+        raise InputError(option(arguments, "max_num_tiles"), f"there are tags for at most {_MOST_TILES} tiles", "use 12 or fewer")
+    if required(arguments, "micro_batch_size", "1") > 1:
+        fault = "Megatron-LM applies tile tags to one image at a time"
+        raise InputError(option(arguments, "micro_batch_size"), fault, "use 1, or leave --use-tile-tags out")
+    return _TAG_TOKENS[tokenizer] + (tokenizer.startswith("qwen") and tiles > _SINGLE_DIGITS)
 
 
 def multimodal_shape(launch: LaunchInput, shape: Shape, parallel: ParallelSpec) -> Shape:
@@ -170,7 +257,7 @@ def multimodal_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSp
     lengths = _lengths(arguments)
     vision = VisionSpec(
         kind=kind,
-        encoder=_encoder_model(launch, base, sizes),
+        encoder=_encoder_model(launch, base, sizes, parallel),
         projector=_projector(base, language),
         projector_input=sizes.hidden * (4 if switched_on(arguments, "pixel_shuffle") else 1),
         normed_projector=language.projector_norm != "none",
@@ -180,7 +267,7 @@ def multimodal_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSp
         class_tokens=sizes.class_tokens,
         drops_class_tokens=drops,
         pixel_shuffle=switched_on(arguments, "pixel_shuffle"),
-        tag_tokens=_TAG_TOKENS if switched_on(arguments, "use_tile_tags") else 0,
+        tag_tokens=_tag_tokens(arguments),
         tiles=lengths.tiles,
         text_length=length + 1 - lengths.tiles * lengths.tile,
         packed=parallel.context > 1,
@@ -198,25 +285,28 @@ def multimodal_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSp
     )
 
 
-def _encoder_model(launch: LaunchInput, base: ModelSpec, sizes: _Encoder) -> ModelSpec:
+def _encoder_model(launch: LaunchInput, base: ModelSpec, sizes: _Encoder, parallel: ParallelSpec) -> ModelSpec:
+    heads, gathers = sizes.heads_of(parallel.tensor), sizes.norm_modules == "unfused"
     encoder = replace(
         base,
         num_layers=sizes.layers,
         hidden_size=sizes.hidden,
         ffn_hidden_size=sizes.ffn,
-        num_attention_heads=sizes.heads,
-        num_query_groups=sizes.heads,
-        kv_channels=sizes.head,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        kv_channels=sizes.head or base.kv_channels,
         position_embedding="none",
-        normalization="LayerNorm",
-        activation="gelu",
+        normalization=sizes.normalization,
+        norm_modules=sizes.norm_modules,
+        layer_scaling=sizes.scaled,
+        activation=sizes.activation,
         bias_linear=True,
-        bias_qkv=True,
-        qk_layernorm=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+        bias_qkv=not gathers,
+        qk_layernorm=gathers,
+        hidden_dropout=0.0 if sizes.no_dropout else base.hidden_dropout,
+        attention_dropout=0.0 if sizes.no_attention_dropout else base.attention_dropout,
     )
-    return replace(encoder, attention_backend=kernel_of(launch, encoder, head_dim=sizes.head))
+    return replace(encoder, attention_backend=kernel_of(launch, encoder, head_dim=encoder.kv_channels))
 
 
 def _projector(base: ModelSpec, language: _Language) -> ModelSpec:
