@@ -198,7 +198,7 @@ class LayerInputs:
         """
         short = self.model.decoder_seq_length
         if self.model.vision is not None:
-            return self._of_vision(part) if part in ("vision", "projector", "text") else self
+            return self._of_vision(part) if part in ("vision", "projector", "text", "tags") else self
         if not part or short is None or part == "encoder":
             return self
         cache = self.__dict__.setdefault("_parts", {})
@@ -214,7 +214,7 @@ class LayerInputs:
         return cache[part]  # type: ignore[no-any-return]
 
     def _of_vision(self, part: Part) -> Self:
-        """The inputs of the encoder, the projector, or the embedding of the text of a vision-language model.
+        """The inputs of the encoder, the projector, or the embedding of the text or of the tags of tiles.
 
         Neither sequence nor context parallelism shards them (`model_provider` of pretrain_vlm.py, `LLaVAModel.__init__`).
         """
@@ -239,6 +239,8 @@ class LayerInputs:
                 cache[part] = replace(
                     whole, model=vision.projector, micro_batch_size=images, sequence_length=vision.projected_tokens
                 )
+            elif part == "tags":
+                cache[part] = replace(whole, micro_batch_size=images, sequence_length=vision.tag_tokens)
             else:
                 packed = self.micro_batch_size if vision.packed else 1
                 cache[part] = replace(

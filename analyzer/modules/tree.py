@@ -18,7 +18,7 @@ from analyzer.units import BLOCK, ceil_div, dtype_bytes, round_up
 
 Sharding = Literal["tensor", "replicated", "expert"]
 Phase = Literal["forward", "backward", "recompute", "gradient", "parameter"]
-Part = Literal["", "encoder", "decoder", "cross", "vision", "projector", "text"]
+Part = Literal["", "encoder", "decoder", "cross", "vision", "projector", "text", "tags"]
 """A part of a T5: encoder, decoder, or the attention between them. A part of a vision-language model beside the decoder."""
 
 STREAM = "stream"

@@ -13,6 +13,10 @@ from analyzer.launch.coverage import script_effects
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.script_options import SCRIPTS, options_of
 from analyzer.launch.parse import parse
+from analyzer.modules.inputs import module_inputs
+from analyzer.modules.layer import LayerKind
+from analyzer.modules.models.gpt import chunk_tree
+from analyzer.modules.models.parts import ChunkKind
 from analyzer.predict import predict
 from analyzer.specs import TrainingJob
 
@@ -114,6 +118,74 @@ def test_multimodal_models_have_published_sizes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "options", "parameters"),
+    [
+        # qkv, projection and FFN with their biases, 2 norms, 2 scales, norms of queries and keys; patches, positions, class token
+        (
+            "internvit",
+            "--tensor-model-parallel-size 1",
+            45 * (3 * 3200**2 + 3200**2 + 3200 + 2 * 3200 * 12800 + 16000 + 6 * 3200) + 3200 * (3 * 14 * 14 + 1 + 577 + 1),
+        ),
+        # 32 heads of 128 elements in place of 25
+        (
+            "internvit",
+            "--tensor-model-parallel-size 8",
+            45 * (4 * 3200 * 4096 + 3200 + 2 * 3200 * 12800 + 16000 + 4 * 3200 + 2 * 4096) + 3200 * (3 * 14 * 14 + 1 + 577 + 1),
+        ),
+        ("internvit300M", "", 24 * (12 * 1024**2 + 13 * 1024 + 2 * 1024) + 1024 * (3 * 14 * 14 + 1 + 577 + 1)),
+        # a gated FFN; pixels of a patch with bias, 128² positions, 5 class tokens, a mask token and a last norm
+        (
+            "radio-g",
+            "",
+            40 * (4 * 1536**2 + 3 * 1536 * 4096 + 3 * 1536 + 1536 + 2 * 4096 + 1536 + 6 * 1536)
+            + 1536 * (3 * 14 * 14 + 1 + 128**2 + 5 + 1 + 2),
+        ),
+    ],
+)
+def test_encoders_with_scaled_layers_have_their_published_sizes(kind: str, options: str, parameters: int) -> None:
+    """Worked out by hand from the sizes of `get_vision_model_config`; InternViT-6B has 5.54 billion parameters with 25 heads."""
+    found = job(f"{MULTIMODAL} --language-model-type mistral_7b --vision-model-type {kind} {options}")
+    vision = found.model.vision
+    assert vision is not None
+    projector = vision.projector_input * 14336 + 14336 * 4096
+    assert predict(found).parameters == MISTRAL_7B_V03 + parameters + projector
+
+
+def test_the_statistics_of_queries_and_keys_are_gathered_over_tensor_parallel_ranks() -> None:
+    """Two fp32 sums of a token and rank in each of 45 layers, of 577 tokens in each microbatch (`InternViTRMSNorm._gather_var`)."""
+    found = job(f"{MULTIMODAL} --language-model-type mistral_7b --vision-model-type internvit --freeze-ViT")
+    tree = chunk_tree(module_inputs(found), ChunkKind(layers=((LayerKind(), 1),)))
+    calls = [call for _, module in tree.walk() for call in module.collectives if call.dtype == "fp32" and call.kind == "all_gather"]
+    assert [call.shape for call in calls] == [(577, 1, 4)] * 90
+
+
+@pytest.mark.parametrize(
+    ("kind", "dropout"), [("clip", (0.0, 0.0)), ("internvit300M", (0.0, 0.2)), ("radio", (0.1, 0.2)), ("radio-g", (0.1, 0.2))]
+)
+def test_encoders_have_the_dropout_of_the_launch_unless_their_sizes_name_it(kind: str, dropout: tuple[float, float]) -> None:
+    line = f"{MULTIMODAL} --language-model-type mistral_7b --hidden-dropout 0.1 --attention-dropout 0.2 --vision-model-type {kind}"
+    vision = job(line).model.vision
+    assert vision is not None
+    assert (vision.encoder.hidden_dropout, vision.encoder.attention_dropout) == dropout
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ("--tokenizer-prompt-format qwen2p0 --max-num-tiles 6", 5),
+        ("--tokenizer-prompt-format qwen2p5 --max-num-tiles 12", 6),
+        ("--tokenizer-prompt-format llama3p1 --max-num-tiles 12", 5),
+        ("--tokenizer-prompt-format nemotron5 --max-num-tiles 4", 6),
+    ],
+)
+def test_tags_of_tiles_depend_on_the_tokenizer(options: str, tokens: int) -> None:
+    """`get_num_image_embeddings` of core/models/vision/clip_vit_model.py."""
+    vision = job(f"{MULTIMODAL} --language-model-type qwen2.5_7B --use-tile-tags {options}").model.vision
+    assert vision is not None
+    assert vision.tag_tokens == tokens
+
+
+@pytest.mark.parametrize(
     ("options", "tiles", "tokens"),
     [
         ("--pixel-shuffle --use-tiling --max-num-tiles 6 --use-thumbnail --disable-vision-class-token", 7, 144),
@@ -161,6 +233,18 @@ def test_mimo_models_have_the_sizes_of_their_provider() -> None:
             "--pipeline-model-parallel-size",
             "class token",
         ),
+        (f"{MULTIMODAL} --language-model-type mistral_7b --use-tile-tags", "--use-tile-tags", "mistral has no tile tags"),
+        (
+            f"{MULTIMODAL} --language-model-type qwen2.5_7B --use-tile-tags --tokenizer-prompt-format qwen2p5 --max-num-tiles 13",
+            "--max-num-tiles",
+            "12 tiles",
+        ),
+        (
+            f"{MULTIMODAL} --language-model-type qwen2.5_7B --use-tile-tags --tokenizer-prompt-format qwen2p5 --micro-batch-size 2",
+            "--micro-batch-size",
+            "one image",
+        ),
+        (f"{MULTIMODAL} --language-model-type mistral_7b --pixel-shuffle", "--pixel-shuffle", "square of tokens"),
         (f"{MIMO} --pipeline-model-parallel-size 2", "--pipeline-model-parallel-size", "MIMO"),
         (f"{MIMO} --model-provider mock", "--model-provider", "llava_vlm"),
         (f"{MIMO} --total-seq-length 512", "--total-seq-length", "576"),
@@ -181,8 +265,7 @@ def test_what_the_scripts_refuse_is_an_error(line: str, option: str, message: st
         (f"{VLM} --decoder-tp-comm-overlap", "--decoder-tp-comm-overlap"),
         (f"{VLM} --optimizer muon", "--optimizer muon"),
         (f"{MULTIMODAL} --language-model-type hf://a/b", "language model"),
-        (f"{MULTIMODAL} --language-model-type mistral_7b --vision-model-type radio-g", "radio-g"),
-        (f"{MULTIMODAL} --language-model-type mistral_7b --vision-model-type internvit", "internvit"),
+        (f"{MULTIMODAL} --language-model-type mistral_7b --vision-model-type hf://a/b", "hf://a/b"),
         (f"{MULTIMODAL} --language-model-type mistral_7b --packing-buffer-size 3", "--packing-buffer-size"),
         (f"{MULTIMODAL} --language-model-type mistral_7b --sound-model-type nemo://a", "--sound-model-type"),
         (f"{MIMO} --model-provider llava_avlm", "llava_avlm"),

@@ -41,6 +41,8 @@ LAYOUTS = (
     "bert, full recompute",
     "t5, fp32",
     "multimodal, radio",
+    "multimodal, internvit, tiles with tags, tp8",
+    "multimodal, radio-g",
     "heterogeneous layers",
     "overlapped microbatches, delayed weight gradients, cp2 pp2",
     "sparse attention",

@@ -54,6 +54,7 @@ def llava_module(job: TrainingJob, config: Any, *, pre_process: bool, post_proce
         vision_projection_layer_spec=_projector_spec(layer, vision),
         vision_projection_type="mlp",
         parallel_output=True,
+        share_embeddings_and_output_weights=model.tied_embeddings,
         language_position_embedding_type=model.position_embedding,
         language_rotary_percent=model.rotary_percent,
         pre_process=pre_process,

@@ -55,8 +55,8 @@ _IMAGES: Final = {
     "qwen2_5_omni": "encoders of images and sound",
     "llava_next": "a number of image tokens that depends on the size of an image",
     "llava_onevision": "a number of image tokens that depends on the size of an image",
-    "internvl_chat": "an InternViT encoder, whose layers scale their outputs",
-    "internvl": "an InternViT encoder, whose layers scale their outputs",
+    "internvl_chat": "an InternViT encoder beside its language model",
+    "internvl": "an InternViT encoder beside its language model",
     "mllama": "cross-attention between text and images",
     "llama_nemotron_nano_vl": "a RADIO encoder beside its language model",
     "nemotronh_nano_vl_v2": "a RADIO encoder beside its language model",
@@ -65,6 +65,7 @@ _IMAGES: Final = {
 """Vision-language models, which Megatron-LM does not build from a Hugging Face configuration."""
 _SCRIPTS: Final = {
     "a RADIO encoder beside its language model": "examples/multimodal/train.py, with --language-model-type and --vision-model-type",
+    "an InternViT encoder beside its language model": "examples/multimodal/train.py, with --vision-model-type internvit or internvit300M",
     "an encoder": "pretrain_t5.py, if it is a T5",
     "bidirectional attention": "pretrain_bert.py, if it is a BERT",
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.modules.embedding import embedding
 from analyzer.modules.freezing import frozen
-from analyzer.modules.head import cross_entropy, output_layer
+from analyzer.modules.head import adds_to_placeholder, cross_entropy, output_layer
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, ModuleRuns, layer_runs
 from analyzer.modules.models.parts import CACHED_ENDS, Parts, Stack, cached_final_norm
@@ -46,13 +46,13 @@ def llava_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     layers = layer_runs(inputs, kind.layers, received=not first)
     norm = ((cached_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
     decoder = Stack(f"{LANGUAGE}.decoder", (*(reading_merged_input(layers) if first else layers), *norm))
-    language: Parts = (decoder, *(language_head(inputs.of_ends) if last else ()))
+    language: Parts = (decoder, *(language_head(inputs.of_ends, embeds=first) if last else ()))
     if "language_model" in inputs.model.frozen:
         language = of_frozen_part(language, input_gradient=True)
     return (
         _batch(inputs.of_ends, first, last),
         *(_images(inputs) if first else ()),
-        *(_text(inputs.of_ends) if first else ()),
+        *(_text(inputs.of_ends, last) if first else ()),
         *language,
     )
 
@@ -109,7 +109,36 @@ def _images(inputs: ModuleInputs) -> Parts:
         parts = of_frozen_part(parts, input_gradient=False)
     if "vision_projection" in parts_frozen:
         projected = frozen(projected, input_gradient="vision_model" not in parts_frozen)
-    return (*parts, projected)
+    return (*parts, projected, *(_tags(inputs.of_ends) if vision.tag_tokens else ()))
+
+
+@lru_cache(maxsize=CACHED_ENDS)
+def _tags(inputs: EndInputs) -> tuple[Module, ...]:
+    """The lookup of the tags of all tiles, which are put before the tokens of the tiles (`LLaVAModel._apply_tile_tagging`).
+
+    It reads the weight of the embedding of the text, whose gradient waits until that of this lookup is added to it.
+    """
+    vision = vision_of(inputs)
+    tiles = inputs.micro_batch_size * vision.tiles
+    tags = EndShapes(inputs.of_part("tags"))
+    found = embedding(tags)
+
+    def tokens(name: str, count: int) -> Tensor:
+        return replace(tags.hidden(name), shape=(count, tiles, tags.model.hidden_size))
+
+    of_tiles = tokens("embeddings of the tiles", vision.projected_tokens)
+    joined = tokens("embeddings of the tiles with tags", vision.projected_tokens + vision.tag_tokens)
+    weight = found.children[0].parameters[0]
+    waiting = Tensor(name="weight gradient of the text", shape=weight.shape, dtype=weight.dtype, formula="size of the weight")
+    looked_up = replace(
+        found,
+        name=f"{LANGUAGE}.embedding",
+        repeats=True,
+        forward_workspace=(of_tiles, joined),
+        backward_workspace=(waiting,),
+    )
+    part = with_part(looked_up, "tags")
+    return (frozen(part, input_gradient=False) if "language_model" in inputs.model.frozen else part,)
 
 
 def in_encoder(layer: Module) -> Module:
@@ -118,10 +147,10 @@ def in_encoder(layer: Module) -> Module:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def _text(inputs: EndInputs) -> tuple[Module, ...]:
-    """The lookup of the text, and its sequence with the embeddings of the images."""
+def _text(inputs: EndInputs, last: bool) -> tuple[Module, ...]:
+    """The lookup of the text, and its sequence with the embeddings of the images. `last`: the output layer is on the same stage."""
     vision, text = vision_of(inputs), EndShapes(inputs.of_part("text"))
-    found = embedding(text)
+    found = embedding(text, summed=last and adds_to_placeholder(inputs))
     integers = Tensor(name=INTEGERS, shape=(_FIELDS * text.b * text.s,), dtype="int64", formula="24·s·b", made_in=MODEL_PATH)
     children = tuple(
         replace(child, saved=(integers,)) if child.kind is ModuleKind.POSITION_EMBEDDINGS else child for child in found.children
@@ -135,14 +164,15 @@ def _text(inputs: EndInputs) -> tuple[Module, ...]:
 def _merged(inputs: EndInputs, vision: VisionSpec, text: Shapes) -> Module:
     """The merged sequence (`LLaVAModel._preprocess_data`), of which a rank takes its part.
 
-    The embeddings of the text are written at indices, which autograd saves: two for each token in the text, and its place in the
-    sequence. Those of images are written where a mask of the sequence says. `forward` references the embeddings of text and images
+    The embeddings of the text are written at indices, which autograd saves if they need gradients: two for each token in the text,
+    and its place in the sequence. Those of images are written where a mask of the sequence says. `forward` references the embeddings of text and images
     until it returns. The part of a tensor-parallel rank is a view of all tokens.
     """
     shapes = Shapes(replace(inputs, split=replace(inputs.split, sequence_parallel=False)))
     whole = Shapes(replace(shapes.inputs, split=replace(shapes.split, context=1)))
     words = text.s * text.b - shapes.b
     rows = shapes.b * vision.tiles * (vision.projected_tokens + vision.tag_tokens)
+    trained = "language_model" not in inputs.model.frozen
 
     def embedded(name: str, tokens: int) -> Tensor:
         size = f"{DTYPE_BYTES[shapes.dtype]}·s·b·h"
@@ -160,8 +190,7 @@ def _merged(inputs: EndInputs, vision: VisionSpec, text: Shapes) -> Module:
         function=True,
         saved=(
             merged,
-            indices("indices of the text", 2, words),
-            indices("positions of the text", 1, words),
+            *(indices("indices of the text", 2, words), indices("positions of the text", 1, words))[: 2 if trained else 0],
             Tensor(
                 name="mask of the images",
                 shape=(whole.b, whole.s),
@@ -204,11 +233,18 @@ def _is_input(tensor: Tensor) -> bool:
 
 
 @lru_cache(maxsize=CACHED_ENDS)
-def language_head(inputs: EndInputs) -> tuple[Module, ...]:
-    """The output layer, which has a weight of its own unless embeddings are tied, and the loss."""
+def language_head(inputs: EndInputs, *, embeds: bool = False) -> tuple[Module, ...]:
+    """The output layer and the loss. `embeds`: the embedding is on the same stage, and has the same weight if they are tied."""
     shapes = Shapes(inputs)
+    tied = shapes.model.tied_embeddings
     norm = f"{LANGUAGE}.decoder.{shapes.model.final_norm}"
-    output = output_layer(shapes, owns_weight=True, shared=False, input_made_in=f"{MODEL_PATH}{norm}")
+    output = output_layer(
+        shapes,
+        owns_weight=not (tied and embeds),
+        shared=tied and inputs.split.pipelined,
+        embeds=tied and embeds,
+        input_made_in=f"{MODEL_PATH}{norm}",
+    )
     loss = cross_entropy(shapes, logits_made_in=f"{LANGUAGE}.output_layer")
     # the product with the loss mask saves the mask, which is as large as the loss
     saved = tuple(replace(each, name="loss mask", made_in=MODEL_PATH) if each.name == "loss" else each for each in loss.saved)

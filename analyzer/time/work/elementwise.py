@@ -37,10 +37,31 @@ def norm(elements: int, *, recomputed: bool, vectors: int = 1) -> Work:
     return Work((forward,), (*again, backward))
 
 
+_UNFUSED_NORM: Final = (36.0, 92.0, 8, 17)
+"""Bytes of each 16-bit element in forward and backward of the norm of InternViT, and its kernels.
+
+Casts to fp32 and back (6 each), square (8), mean (4), product with the statistic (8) and with the weight (4). In backward the
+products with weight and factor (4, 6) and their sum (2), cast (6), the products with statistic and input (8, 12) and the sum (4), the
+gradient of the mean (4), the power, its double and the gradient of the square (8, 8, 12), their sum (12) and a cast (6)."""
+_GATHERED_NORM: Final = (46.0, 88.0, 12, 18)
+"""The same of its norms of queries and keys: also a copy of a slice (4) and a second cast (6). In backward a second cast (6) and the
+sum in 16 bit (6) in place of the gradient of the mean and the sum in fp32 (16)."""
+
+
+def _unfused(facts: tuple[float, float, int, int], elements: int) -> Work:
+    forward, backward, launches, gradient_launches = facts
+    return Work(
+        (MemoryBound("norm", forward * elements, launches=launches),),
+        (MemoryBound("norm gradient", backward * elements, launches=gradient_launches),),
+    )
+
+
 def standalone_norm(module: Module, context: WorkContext) -> Work:
     """A norm as a module of its own."""
     shapes = context.shapes
     elements = shapes.s_split * shapes.b * module.parameters[0].numel
+    if shapes.model.norm_modules == "unfused":
+        return _unfused(_UNFUSED_NORM, elements)
     recomputed = module.kind is not ModuleKind.FINAL_NORM and shapes.recomputes("layernorm")
     return norm(elements, recomputed=recomputed, vectors=len(module.parameters))
 
@@ -50,6 +71,8 @@ def head_norm(module: Module, context: WorkContext) -> Work:
     shapes, model = context.shapes, context.inputs.model
     heads = model.num_attention_heads if module.kind is ModuleKind.Q_NORM else model.num_query_groups
     elements = shapes.s * shapes.b * max(1, heads // shapes.t) * model.kv_channels
+    if model.norm_modules == "unfused":
+        return _unfused(_GATHERED_NORM, elements)
     return norm(elements, recomputed=False, vectors=len(module.parameters))
 
 
@@ -88,10 +111,20 @@ def output_gate(context: WorkContext) -> Work:
 
 
 def residual_add(context: WorkContext) -> Work:
-    """Bias, dropout and residual add. Without dropout the backward only adds gradients."""
+    """Bias, dropout and residual add. Without dropout the backward only adds gradients.
+
+    A scaled branch has the sum with the bias (4), dropout (5), a product (4) and the sum with the residual (6). In backward the
+    gradients of branch and scale (4, 6), the sum of the latter (2), dropout (5), the sum for the bias (2) and that of gradients (6).
+    """
     shapes, model = context.shapes, context.inputs.model
     elements = shapes.s_split * shapes.b * model.hidden_size
     dropout = model.hidden_dropout > 0
+    if model.layer_scaling:
+        masked = 5.0 if dropout else 0.0
+        return Work(
+            (MemoryBound("residual add", (14.0 + masked) * elements, launches=3 + dropout),),
+            (MemoryBound("residual add gradient", (20.0 + masked) * elements, launches=5 + dropout),),
+        )
     fused = model.bias_dropout_fusion
     forward = 7.0 if dropout else 6.0
     if not fused:

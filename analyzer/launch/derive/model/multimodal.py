@@ -236,9 +236,6 @@ def multimodal_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSp
     """The language model, the encoder and the projector that the launch names."""
     arguments = launch.arguments
     check_optimizer(arguments)
-    if model.tied_embeddings:
-        named = option(arguments, "untie_embeddings_and_output_weights")
-        raise UnsupportedError(named, "tied embeddings of a vision-language model are not modelled", "add it")
     if positive(arguments, "packing_buffer_size") is not None:
         named = option(arguments, "packing_buffer_size")
         raise UnsupportedError(named, "the number of images in a packed sample is not known", "leave it out")
