@@ -244,6 +244,11 @@ def test_mimo_models_have_the_sizes_of_their_provider() -> None:
             "--micro-batch-size",
             "one image",
         ),
+        (
+            f"{MULTIMODAL} --language-model-type mistral_7b --vision-model-type radio-g --overlap-grad-reduce",
+            "--overlap-grad-reduce",
+            "mask token",
+        ),
         (f"{MULTIMODAL} --language-model-type mistral_7b --pixel-shuffle", "--pixel-shuffle", "square of tokens"),
         (f"{MIMO} --pipeline-model-parallel-size 2", "--pipeline-model-parallel-size", "MIMO"),
         (f"{MIMO} --model-provider mock", "--model-provider", "llava_vlm"),

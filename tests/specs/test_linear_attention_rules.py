@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError
+from analyzer.modules.inputs import module_inputs
+from analyzer.modules.layer import LayerKind, one_layer
 from tests.job_of import job_of
 
 NET = "--swiglu --experimental-attention-variant gated_delta_net --linear-attention-freq 4"
@@ -29,6 +31,37 @@ NET = "--swiglu --experimental-attention-variant gated_delta_net --linear-attent
 def test_refused(options: str, part: str) -> None:
     with pytest.raises(InputError, match=part.replace("(", r"\(")):
         job_of(options, release="0.16.1")
+
+
+@pytest.mark.parametrize(
+    ("options", "release", "part"),
+    [
+        ("--context-parallel-size 2", "0.18.2", "does not accept cp_comm_type"),
+        ("--context-parallel-size 4 --linear-num-key-heads 6 --linear-num-value-heads 12", "0.19.0", "6 key heads"),
+        (
+            "--tensor-model-parallel-size 2 --context-parallel-size 4 --linear-num-key-heads 4 --linear-num-value-heads 8",
+            "0.19.0",
+            "tensor 2 × context 4",
+        ),
+    ],
+)
+def test_context_parallelism_needs_a_release_and_heads_for_all_ranks(options: str, release: str, part: str) -> None:
+    """`TransformerConfig.__post_init__`: heads are a multiple of the product; `GatedDeltaNet.__init__` of 0.18 has no such argument."""
+    with pytest.raises(InputError, match=part):
+        job_of(f"{NET} {options}", release=release)
+
+
+def test_context_parallel_ranks_exchange_tokens_for_heads() -> None:
+    """In 0.19, one all-to-all of all projected columns, and one of the values of all heads, in each pass."""
+    job = job_of(
+        f"{NET} --linear-num-key-heads 4 --linear-num-value-heads 8 --linear-key-head-dim 32 --linear-value-head-dim 64 "
+        "--context-parallel-size 2 --seq-length 256 --micro-batch-size 3",
+        release="0.19.0",
+    )
+    layer = one_layer(module_inputs(job), LayerKind(attention="gated_delta_net"))
+    calls = [(call.phase, call.shape) for _, module in layer.walk() for call in module.collectives if call.kind == "all_to_all"]
+    projected, values = 2 * 4 * 32 + 2 * 8 * 64 + 2 * 8, 8 * 64
+    assert sorted(calls) == sorted((phase, (128, 3, width)) for phase in ("forward", "backward") for width in (projected, values))
 
 
 def test_every_fourth_layer_has_full_attention() -> None:

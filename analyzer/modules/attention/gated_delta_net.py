@@ -1,9 +1,9 @@
 """Gated delta net: attention whose state has a fixed size, so that its cost is linear in the sequence length.
 
 Legend: s sequence, b microbatch, t tensor-parallel size, K and V widths of all keys and of all values, a value heads, k and v
-elements of a key and of a value head.
+elements of a key and of a value head, c context-parallel size.
 
-Sources: `GatedDeltaNet` (core/ssm/gated_delta_net.py, 0.16.1 and 0.18.2); fla-core 0.6.0 (`l2norm_fwd`,
+Sources: `GatedDeltaNet` (core/ssm/gated_delta_net.py, 0.16.1 and 0.18.2; core/ssm/gated_delta_net, 0.19); fla-core 0.6.0 (`l2norm_fwd`,
 `chunk_gated_delta_rule_fwd` and `chunk_gated_delta_rule_bwd`), `CausalConv1dFunction` of fla 0.5.2, `CausalConv1dFn` of
 causal_conv1d 1.6. Local variables of `GatedDeltaNet.forward` reference the output of the input projection, that of the convolution
 and small tensors until it returns. In backward, the gradient of the gate waits for that of the input projection's output.
@@ -20,19 +20,25 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
 from analyzer.modules.norm import norm_parameters, norm_statistics, partial_sums
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import STREAM, Module, Parameter, Tensor, for_weight, largest
+from analyzer.modules.tree import STREAM, Collective, Module, Parameter, Phase, Tensor, for_weight, largest
 from analyzer.specs import LinearAttentionSpec
 from analyzer.units import DTYPE_BYTES, ceil_div
 
 CHUNK: Final = 64
 """Tokens of a chunk (`chunk_size` of `chunk_gated_delta_rule`)."""
+_PASSES: Final[tuple[Phase, ...]] = ("forward", "backward")
 
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """Widths of one token on one tensor-parallel rank, and its tensors."""
+    """Widths of one token on one tensor-parallel rank, and its tensors.
+
+    Context-parallel ranks exchange tokens for heads. From then on `shapes` are those of all tokens, and heads are split again.
+    """
 
     shapes: Shapes
+    exchanged: int = 1
+    """c: ranks that have exchanged tokens for heads."""
 
     @cached_property
     def spec(self) -> LinearAttentionSpec:
@@ -43,19 +49,24 @@ class DeltaNet:
         return spec
 
     @property
+    def ranks(self) -> int:
+        """Ranks that share the heads."""
+        return self.shapes.t * self.exchanged
+
+    @property
     def key(self) -> int:
-        """K/t."""
-        return self.spec.key_width // self.shapes.t
+        """K/(t·c)."""
+        return self.spec.key_width // self.ranks
 
     @property
     def value(self) -> int:
-        """V/t."""
-        return self.spec.value_width // self.shapes.t
+        """V/(t·c)."""
+        return self.spec.value_width // self.ranks
 
     @property
     def heads(self) -> int:
-        """a/t."""
-        return self.spec.num_value_heads // self.shapes.t
+        """a/(t·c)."""
+        return self.spec.num_value_heads // self.ranks
 
     @property
     def repeated(self) -> int:
@@ -95,11 +106,11 @@ class DeltaNet:
 
     def projected(self, name: str = "projected", *, made_in: str = "") -> Tensor:
         """[s, b, (2K+2V+2a)/t]."""
-        return self.shapes.wide(name, self.spec.projected_width // self.shapes.t, "(2K+2V+2a)/t", made_in=made_in)
+        return self.shapes.wide(name, self.spec.projected_width // self.ranks, "(2K+2V+2a)/t", made_in=made_in)
 
     def convolved(self, name: str = "convolved") -> Tensor:
         """[b, (2K+V)/t, s]."""
-        return self.shapes.wide(name, self.spec.convolved_width // self.shapes.t, "(2K+V)/t")
+        return self.shapes.wide(name, self.spec.convolved_width // self.ranks, "(2K+V)/t")
 
     def states(self, name: str) -> Tensor:
         """[b, chunks, a/t, k, v]: the state before each chunk."""
@@ -125,18 +136,20 @@ class DeltaNet:
 
 def gated_delta_net(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") -> Module:
     """[s, b, h] → [s, b, h]."""
-    net = DeltaNet(shapes)
+    split = shapes.split
+    whole = Shapes(replace(shapes.inputs, split=replace(split, context=1))) if split.context > 1 else shapes
+    own, net = DeltaNet(shapes), DeltaNet(whole, split.context)
     return Module(
         name=ATTENTION,
         kind=ModuleKind.ATTENTION,
         parameters=_parameters_of_heads(net),
         children=(
-            _input_projection(net, fused_norm=fused_norm, input_shares=input_shares),
+            _input_projection(own, fused_norm=fused_norm, input_shares=input_shares),
             _convolution(net),
             _prepared_in_one(net) if net.in_rows else _prepared(net),
             _delta_rule(net),
             _gated_norm(net),
-            _output_projection(net),
+            _output_projection(own),
         ),
         source="GatedDeltaNet",
     )
@@ -145,7 +158,7 @@ def gated_delta_net(shapes: Shapes, *, fused_norm: bool, input_shares: str = "")
 def _parameters_of_heads(net: DeltaNet) -> tuple[Parameter, ...]:
     """`dt_bias` and `A_log`: one number for each value head."""
     return tuple(
-        Parameter(name=name, shape=(net.heads,), dtype=net.shapes.dtype, sharding="tensor", full_shape=(net.spec.num_value_heads,))
+        Parameter(name=name, shape=(net.spec.num_value_heads // net.shapes.t,), dtype=net.shapes.dtype, sharding="tensor", full_shape=(net.spec.num_value_heads,))
         for name in ("dt_bias", "A_log")
     )
 
@@ -166,9 +179,35 @@ def _input_projection(net: DeltaNet, *, fused_norm: bool, input_shares: str) -> 
         input_shares=input_shares,
     )
     gradient = net.projected("concatenated gradient")
+    if shapes.split.context > 1:
+        exchanged = _exchanged_gradient(net)
+        return replace(linear, backward_workspace=largest(linear.backward_workspace, exchanged))
     transposed = (gradient,) if shapes.b > 1 else ()
     parts = (net.convolved("convolution input gradient"), net.gate_gradient, *_of_gates(net))
     return replace(linear, backward_workspace=largest((*linear.backward_workspace, *transposed), (gradient, *parts)))
+
+
+def _exchanged_gradient(net: DeltaNet) -> tuple[Tensor, ...]:
+    """The gradient of all tokens in the order of the ranks, its exchanged parts, and their concatenation or order."""
+    names = ("gradient in the order of the ranks", "exchanged gradient", "gradient of the projection")
+    return tuple(net.projected(name) for name in names)
+
+
+def _exchanges(net: DeltaNet, width: int) -> tuple[Collective, ...]:
+    """All-to-alls of tokens for heads, or back, of a tensor of the tokens of this rank, in both passes."""
+    shapes = net.shapes
+    if net.exchanged == 1:
+        return ()
+    tokens = shapes.s // net.exchanged
+    return tuple(
+        Collective(kind="all_to_all", group="cp", shape=(tokens, shapes.b, width), dtype=shapes.dtype, phase=phase)
+        for phase in _PASSES
+    )
+
+
+def _before_exchange(net: DeltaNet) -> tuple[Tensor, ...]:
+    """When the tokens are put in order: the projection with its columns in the order of the ranks, and its exchanged form."""
+    return tuple(net.projected(name) for name in ("projection before the exchange", "exchanged projection"))
 
 
 def _of_gates(net: DeltaNet) -> tuple[Tensor, ...]:
@@ -186,13 +225,17 @@ def _convolution(net: DeltaNet) -> Module:
         sharding="tensor",
         full_shape=(spec.convolved_width, 1, width),
     )
+    projection = net.projected("projection", made_in=ATTENTION if net.exchanged > 1 else f"{ATTENTION}.in_proj")
+    forward = (net.convolved("output"),) if net.in_rows else (net.projected(), net.convolved("output"))
+    part = Tensor(name="weight of this rank", shape=(spec.convolved_width // net.ranks, width), dtype=shapes.dtype)
     return Module(
         name="conv1d",
         kind=ModuleKind.CONVOLUTION,
         function=True,
         parameters=(weight,),
-        saved=(net.projected("projection", made_in=f"{ATTENTION}.in_proj"),) if net.in_rows else (net.convolved("channels"),),
-        forward_workspace=(net.convolved("output"),) if net.in_rows else (net.projected(), net.convolved("output")),
+        saved=(projection, *((part,) if net.exchanged > 1 else ())) if net.in_rows else (net.convolved("channels"),),
+        forward_workspace=largest(forward, _before_exchange(net)) if net.exchanged > 1 else forward,
+        collectives=_exchanges(net, net.spec.projected_width // shapes.t),
         backward_workspace=(
             net.gate_gradient,
             *_of_gates(net),
@@ -210,7 +253,7 @@ def _prepared(net: DeltaNet) -> Module:
     Norms save their output; if each value head has its own key head, the delta rule saves the same tensors.
     """
     shapes = net.shapes
-    rows = shapes.b * shapes.s * (net.spec.num_key_heads // shapes.t)
+    rows = shapes.b * shapes.s * (net.spec.num_key_heads // net.ranks)
     norms = tuple(shapes.statistics(f"norms of {name}", rows, "4·s·b·K/(k·t)") for name in ("queries", "keys"))
     outputs = tuple(net.of_keys(f"normalized {name}") for name in ("queries", "keys")) if net.repeats else ()
     copies = (net.of_heads("query"), net.of_heads("key"), net.of_values("value"), net.of_values("gate"))
@@ -239,7 +282,7 @@ def _prepared(net: DeltaNet) -> Module:
 def _prepared_in_one(net: DeltaNet) -> Module:
     """The same as compiled functions, which save their inputs, and one norm of queries and keys, which saves its output."""
     shapes = net.shapes
-    rows = 2 * shapes.b * shapes.s * (net.spec.num_key_heads // shapes.t)
+    rows = 2 * shapes.b * shapes.s * (net.spec.num_key_heads // net.ranks)
     copies = (net.of_heads("query"), net.of_heads("key"), net.of_values("value"), net.of_values("gate"))
     gradients = (net.of_values("value gradient"), net.gate_gradient, *_of_gates(net))
     return Module(
@@ -308,6 +351,8 @@ def _gated_norm(net: DeltaNet) -> Module:
     shapes = net.shapes
     rows = shapes.b * shapes.s * net.heads
     copied = (net.of_values("output in [s, b, …]"),) if shapes.b > 1 else ()
+    if net.exchanged > 1:
+        copied = tuple(net.of_values(name) for name in ("output in the order of the ranks", "exchanged output", "heads in order"))
     gradients = ("product gradient", "norm output gradient", "gate gradient")
     return Module(
         name="out_norm",
@@ -324,6 +369,7 @@ def _gated_norm(net: DeltaNet) -> Module:
             *(net.of_values(name) for name in gradients),
             *partial_sums(shapes, net.spec.value_head_dim),
         ),
+        collectives=_exchanges(net, net.spec.value_width // shapes.t),
         source="RMSNorm, compiled gate",
     )
 

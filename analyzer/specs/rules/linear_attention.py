@@ -27,7 +27,7 @@ def linear_attention_violations(job: TrainingJob) -> Iterator[Violation]:
         return
     yield from _heads(linear, job.parallel.tensor)
     yield from _quantized_width(job, linear)
-    yield from _context(job)
+    yield from _context(job, linear)
     yield from _mtp_layers(job)
     yield from _features(job)
 
@@ -43,11 +43,15 @@ def _gates_of_few_groups(job: TrainingJob) -> Iterator[Violation]:
         )
 
 
-def _heads(linear: LinearAttentionSpec, tensor: int) -> Iterator[Violation]:
-    for dest, what, heads in (
+def _head_counts(linear: LinearAttentionSpec) -> tuple[tuple[str, str, int], ...]:
+    return (
         ("linear_num_key_heads", "key heads", linear.num_key_heads),
         ("linear_num_value_heads", "value heads", linear.num_value_heads),
-    ):
+    )
+
+
+def _heads(linear: LinearAttentionSpec, tensor: int) -> Iterator[Violation]:
+    for dest, what, heads in _head_counts(linear):
         if heads % tensor:
             best = max(size for size in range(1, tensor) if heads % size == 0)
             yield Violation(
@@ -71,18 +75,28 @@ def _quantized_width(job: TrainingJob, linear: LinearAttentionSpec) -> Iterator[
         )
 
 
-def _context(job: TrainingJob) -> Iterator[Violation]:
-    """Before 0.18 each rank would compute the recurrence of its own tokens only."""
-    if job.parallel.context == 1:
+def _context(job: TrainingJob, linear: LinearAttentionSpec) -> Iterator[Violation]:
+    """Before 0.18 each rank would compute the recurrence of its own tokens only. Later releases exchange tokens for heads.
+
+    `GatedDeltaNet.__init__` of 0.18 does not accept `cp_comm_type`, which `TransformerLayer.__init__` always gives it.
+    """
+    parallel = job.parallel
+    if parallel.context == 1:
         return
-    exchanges = not is_before(job.megatron, "0.18")
-    yield Violation(
-        ("context_parallel_size",),
-        _NOT_MODELLED
-        if exchanges
-        else "cannot be used with linear attention before 0.18: its state is not exchanged between ranks",
-        "use --context-parallel-size 1",
-    )
+    if is_before(job.megatron, "0.19"):
+        fault = "cannot be used with linear attention before 0.18: its state is not exchanged between ranks"
+        if not is_before(job.megatron, "0.18"):
+            fault = "fails with linear attention in 0.18: GatedDeltaNet does not accept cp_comm_type"
+        yield Violation(("context_parallel_size",), fault, "use --context-parallel-size 1, or 0.19")
+        return
+    ranks = parallel.tensor * parallel.context
+    for dest, what, heads in _head_counts(linear):
+        if heads % parallel.tensor == 0 and heads % ranks:
+            yield Violation(
+                (dest,),
+                f"{heads} {what} of linear attention cannot be split over tensor {parallel.tensor} × context {parallel.context}",
+                f"use a multiple of {ranks}, or a smaller --context-parallel-size",
+            )
 
 
 def _mtp_layers(job: TrainingJob) -> Iterator[Violation]:

@@ -288,6 +288,12 @@ GRID = {
     "delta net in all layers, as many key heads": f"--bf16 {ALL_LINEAR} --linear-num-key-heads 16 --linear-key-head-dim 256",
     "delta net in all layers, recomputed": f"--bf16 {ALL_LINEAR} --recompute-granularity full --recompute-method uniform "
     "--recompute-num-layers 1",
+    "delta net in all layers, cp2": f"--bf16 {ALL_LINEAR} --context-parallel-size 2",
+    "delta net in all layers, cp2, one sample": f"--bf16 {ALL_LINEAR} --context-parallel-size 2 --micro-batch-size 1",
+    "delta net in all layers, tp2 sp cp2, recomputed": f"--bf16 {ALL_LINEAR} --tensor-model-parallel-size 2 --sequence-parallel "
+    "--context-parallel-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "delta net, cp4 pp2": f"--bf16 {DELTA_NET} --context-parallel-size 4 --pipeline-model-parallel-size 2",
+    "qwen3-next, tp2 sp cp2": f"--bf16 {QWEN3_NEXT} {SPLIT} --expert-tensor-parallel-size 1 --context-parallel-size 2",
     "delta net, tp2": f"--bf16 {DELTA_NET} --tensor-model-parallel-size 2",
     "delta net, tp2 sp pp2": f"--bf16 {DELTA_NET} {SPLIT} --vocab-size 9999",
     "delta net, pp2 without full attention in the first stage": f"--bf16 {DELTA_NET} --pipeline-model-parallel-size 2",
@@ -443,6 +449,10 @@ SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTE
     **dict.fromkeys((name for name in GRID if "fp4" in name), "0.16"),
     # the first release with linear attention and output gates
     **dict.fromkeys((name for name in GRID if name.startswith(("delta net", "qwen3-next")) or "output gate" in name), "0.16"),
+    # the first release that exchanges tokens of linear attention for heads
+    **dict.fromkeys(
+        (name for name in GRID if name.startswith(("delta net", "qwen3-next")) and "--context-parallel-size" in GRID[name]), "0.19"
+    ),
     # the first release that builds layers with sparse attention
     **dict.fromkeys((name for name in GRID if name.startswith("sparse attention")), "0.18"),
     # the first release with Muon

@@ -242,6 +242,9 @@ def multimodal_model(launch: LaunchInput, model: ModelSpec, parallel: ParallelSp
     named, language = option(arguments, "vision_model_type"), _language(arguments)
     kind, sizes = _encoder(arguments)
     drops = switched_on(arguments, "disable_vision_class_token")
+    if kind == "radio-g" and switched_on(arguments, "overlap_grad_reduce") and "vision_model" not in frozen_parts(arguments):
+        fault = "fails with radio-g, whose mask token gets no gradient, so that its bucket is never reduced"
+        raise InputError(option(arguments, "overlap_grad_reduce"), fault, "leave it out, or add --freeze-ViT")
     if drops and not sizes.class_tokens:
         raise InputError(option(arguments, "disable_vision_class_token"), f"{named} {kind} has no class token", "leave it out")
     unfused = {
