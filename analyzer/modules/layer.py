@@ -120,9 +120,7 @@ def transformer_layer(
         made_in, shares = LAYER, ""
     if block.feed_forward != "none":
         if moe or not fused:
-            norm = _norm(
-                shapes, "pre_mlp_layernorm", ModuleKind.FEED_FORWARD_NORM, input_made_in=made_in, input_shares=shares
-            )
+            norm = _norm(shapes, "pre_mlp_layernorm", ModuleKind.FEED_FORWARD_NORM, input_made_in=made_in, input_shares=shares)
             children += (norm,)
         if block.feed_forward == "linear":
             branch = gathered_linear(shapes, "mlp", input_made_in=made_in, input_shares=shares)
@@ -172,9 +170,7 @@ def _attention_with_norm(
     norm: tuple[Module, ...] = ()
     if not fused:
         norm = (
-            _norm(
-                shapes, "input_layernorm", ModuleKind.ATTENTION_NORM, input_made_in=input_made_in, input_shares=input_shares
-            ),
+            _norm(shapes, "input_layernorm", ModuleKind.ATTENTION_NORM, input_made_in=input_made_in, input_shares=input_shares),
         )
     if extent == "linear":
         branch = gathered_linear(shapes, "self_attention", input_made_in=input_made_in, input_shares=input_shares)

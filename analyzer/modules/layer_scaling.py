@@ -67,5 +67,3 @@ def _scaled_add(shapes: Shapes, module: Module) -> Module:
 def is_scaled_add(module: Module) -> bool:
     """Whether a residual add multiplies the branch by a vector."""
     return module.source == "bias_dropout_add_unfused_layer_scaling"
-
-

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def unfused_norm(shapes: Shapes, name: str, kind: ModuleKind, *, input_made_in: str, input_shares: str) -> Module:
     """A norm of the residual stream. The square saves a copy of the input in fp32, and the product with the weight its factor.
 
-    `pow_backward` multiplies the gradient by 2 · x^1: the power, the product with 2 and the gradient are allocated at a time, beside
+    `pow_backward` multiplies the gradient by 2 · x^1. The power, its double and the gradient are allocated at a time, beside
     the gradients of the product and of the mean.
     """
     hidden = shapes.hidden

@@ -18,6 +18,11 @@ NET = "--swiglu --experimental-attention-variant gated_delta_net --linear-attent
         (f"{NET} --context-parallel-size 2", "is not exchanged between ranks"),
         (f"{NET} --deterministic-mode", "not modelled with linear attention"),
         (f"{NET} --optimizer muon", "not modelled with linear attention"),
+        (
+            f"{NET} --bf16 --fp8-format e4m3 --fp8-recipe tensorwise --tensor-model-parallel-size 4 --linear-num-key-heads 4 "
+            "--linear-num-value-heads 8 --linear-key-head-dim 64 --linear-value-head-dim 64",
+            "388 outputs",  # (2 · 256 + 2 · 512 + 2 · 8) / 4; Transformer Engine: "FP8 execution requires ..."
+        ),
         (f"{NET} --transformer-impl local", "needs layers of Transformer Engine"),
         (f"{NET} --linear-conv-kernel-dim 5", "2 to 4"),
         (NET.replace("--swiglu", ""), "add --swiglu"),
@@ -46,7 +51,7 @@ def test_refused(options: str, part: str) -> None:
     ],
 )
 def test_context_parallelism_needs_a_release_and_heads_for_all_ranks(options: str, release: str, part: str) -> None:
-    """`TransformerConfig.__post_init__`: heads are a multiple of the product; `GatedDeltaNet.__init__` of 0.18 has no such argument."""
+    """`TransformerConfig.__post_init__`: heads are a multiple of the product. That of `GatedDeltaNet` lacks an argument in 0.18."""
     with pytest.raises(InputError, match=part):
         job_of(f"{NET} {options}", release=release)
 

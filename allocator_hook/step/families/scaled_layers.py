@@ -1,6 +1,6 @@
 """Layers of vision encoders that scale their branches, as examples/multimodal builds them: radio-g and InternViT.
 
-megatron-core does not have them. If a checkout of Megatron-LM is on the Python path, its classes run. Otherwise equal operations do.
+megatron-core does not have them. If a checkout of Megatron-LM is on the Python path, its classes run, otherwise equal operations.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ _IMAGES: Final = {
 """Vision-language models, which Megatron-LM does not build from a Hugging Face configuration."""
 _SCRIPTS: Final = {
     "a RADIO encoder beside its language model": "examples/multimodal/train.py, with --language-model-type and --vision-model-type",
-    "an InternViT encoder beside its language model": "examples/multimodal/train.py, with --vision-model-type internvit or internvit300M",
+    "an InternViT encoder beside its language model": "examples/multimodal/train.py, with --vision-model-type internvit",
     "an encoder": "pretrain_t5.py, if it is a T5",
     "bidirectional attention": "pretrain_bert.py, if it is a BERT",
 }

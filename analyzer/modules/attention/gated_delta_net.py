@@ -3,9 +3,9 @@
 Legend: s sequence, b microbatch, t tensor-parallel size, K and V widths of all keys and of all values, a value heads, k and v
 elements of a key and of a value head, c context-parallel size.
 
-Sources: `GatedDeltaNet` (core/ssm/gated_delta_net.py, 0.16.1 and 0.18.2; core/ssm/gated_delta_net, 0.19); fla-core 0.6.0 (`l2norm_fwd`,
-`chunk_gated_delta_rule_fwd` and `chunk_gated_delta_rule_bwd`), `CausalConv1dFunction` of fla 0.5.2, `CausalConv1dFn` of
-causal_conv1d 1.6. Local variables of `GatedDeltaNet.forward` reference the output of the input projection, that of the convolution
+Sources: `GatedDeltaNet` (core/ssm/gated_delta_net.py, 0.16.1 and 0.18.2; core/ssm/gated_delta_net, 0.19); fla-core 0.6.0
+(`l2norm_fwd`, `chunk_gated_delta_rule_fwd` and `chunk_gated_delta_rule_bwd`), `CausalConv1dFunction` of fla 0.5.2,
+`CausalConv1dFn` of causal_conv1d 1.6. Local variables of `GatedDeltaNet.forward` reference the output of the input projection, that of the convolution
 and small tensors until it returns. In backward, the gradient of the gate waits for that of the input projection's output.
 """
 
@@ -158,7 +158,13 @@ def gated_delta_net(shapes: Shapes, *, fused_norm: bool, input_shares: str = "")
 def _parameters_of_heads(net: DeltaNet) -> tuple[Parameter, ...]:
     """`dt_bias` and `A_log`: one number for each value head."""
     return tuple(
-        Parameter(name=name, shape=(net.spec.num_value_heads // net.shapes.t,), dtype=net.shapes.dtype, sharding="tensor", full_shape=(net.spec.num_value_heads,))
+        Parameter(
+            name=name,
+            shape=(net.spec.num_value_heads // net.shapes.t,),
+            dtype=net.shapes.dtype,
+            sharding="tensor",
+            full_shape=(net.spec.num_value_heads,),
+        )
         for name in ("dt_bias", "A_log")
     )
 

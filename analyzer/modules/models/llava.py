@@ -165,8 +165,8 @@ def _merged(inputs: EndInputs, vision: VisionSpec, text: Shapes) -> Module:
     """The merged sequence (`LLaVAModel._preprocess_data`), of which a rank takes its part.
 
     The embeddings of the text are written at indices, which autograd saves if they need gradients: two for each token in the text,
-    and its place in the sequence. Those of images are written where a mask of the sequence says. `forward` references the embeddings of text and images
-    until it returns. The part of a tensor-parallel rank is a view of all tokens.
+    and its place in the sequence. Those of images are written where a mask of the sequence says. `forward` references the embeddings
+    of text and images until it returns. The part of a tensor-parallel rank is a view of all tokens.
     """
     shapes = Shapes(replace(inputs, split=replace(inputs.split, sequence_parallel=False)))
     whole = Shapes(replace(shapes.inputs, split=replace(shapes.split, context=1)))
@@ -182,6 +182,7 @@ def _merged(inputs: EndInputs, vision: VisionSpec, text: Shapes) -> Module:
         shape = (tokens, columns) if columns > 1 else (tokens,)
         return Tensor(name=name, shape=shape, dtype="int64", formula="8 bytes for each index", made_in=MODEL_PATH)
 
+    places = (indices("indices of the text", 2, words), indices("positions of the text", 1, words))
     zeros, merged = whole.hidden("sequence by sample"), shapes.hidden(MERGED, made_in=MODEL_PATH)
     texts, images = embedded("embeddings of the text", text.s * text.b), embedded("embeddings of the images", rows)
     return Module(
@@ -190,7 +191,7 @@ def _merged(inputs: EndInputs, vision: VisionSpec, text: Shapes) -> Module:
         function=True,
         saved=(
             merged,
-            *(indices("indices of the text", 2, words), indices("positions of the text", 1, words))[: 2 if trained else 0],
+            *(places if trained else ()),
             Tensor(
                 name="mask of the images",
                 shape=(whole.b, whole.s),

@@ -16,6 +16,8 @@ from analyzer.specs.release_changes import core_failures
 from analyzer.specs.rules.violation import Violation
 
 _LEAVE: Final = "leave it out"
+_FP8_ROWS: Final = 16
+"""Elements of which GEMMs in FP8 read a multiple."""
 _NOT_MODELLED: Final = "is not modelled with linear attention"
 
 
@@ -62,7 +64,10 @@ def _heads(linear: LinearAttentionSpec, tensor: int) -> Iterator[Violation]:
 
 
 def _quantized_width(job: TrainingJob, linear: LinearAttentionSpec) -> Iterator[Violation]:
-    """The output of the input projection in FP8 has a multiple of 16 elements, or 32 with mxfp8 (`get_fp8_align_size`)."""
+    """The output of the input projection in FP8 has a multiple of 16 elements, or 32 with mxfp8 (`get_fp8_align_size`).
+
+    So has the part of each tensor-parallel rank, which its GEMMs read (`assert_dim_for_fp8_exec` of Transformer Engine, cuBLAS).
+    """
     fp8 = job.precision.fp8
     if fp8 is None or fp8.recipe == "nvfp4":
         return
@@ -72,6 +77,14 @@ def _quantized_width(job: TrainingJob, linear: LinearAttentionSpec) -> Iterator[
             ("linear_num_value_heads",),
             f"in FP8, {linear.projected_width} outputs of a projection of linear attention are not a multiple of {multiple}",
             "use a multiple of 16 value heads, or leave --fp8-format out",
+        )
+        return
+    outputs, rest = divmod(linear.projected_width, job.parallel.tensor)
+    if not rest and outputs % _FP8_ROWS:
+        yield Violation(
+            ("linear_num_value_heads",),
+            f"in FP8, {outputs} outputs of a projection of linear attention on each rank are not a multiple of {_FP8_ROWS}",
+            "use more value heads, a smaller --tensor-model-parallel-size, or leave --fp8-format out",
         )
 
 

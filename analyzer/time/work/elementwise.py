@@ -41,11 +41,11 @@ _UNFUSED_NORM: Final = (36.0, 92.0, 8, 17)
 """Bytes of each 16-bit element in forward and backward of the norm of InternViT, and its kernels.
 
 Casts to fp32 and back (6 each), square (8), mean (4), product with the statistic (8) and with the weight (4). In backward the
-products with weight and factor (4, 6) and their sum (2), cast (6), the products with statistic and input (8, 12) and the sum (4), the
-gradient of the mean (4), the power, its double and the gradient of the square (8, 8, 12), their sum (12) and a cast (6)."""
+products with weight and factor (4, 6) and their sum (2), cast (6), the products with statistic and input (8, 12) and the sum (4),
+the gradient of the mean (4), the power, its double and the gradient of the square (8, 8, 12), their sum (12) and a cast (6)."""
 _GATHERED_NORM: Final = (46.0, 88.0, 12, 18)
-"""The same of its norms of queries and keys: also a copy of a slice (4) and a second cast (6). In backward a second cast (6) and the
-sum in 16 bit (6) in place of the gradient of the mean and the sum in fp32 (16)."""
+"""The same of its norms of queries and keys: also a copy of a slice (4) and a second cast (6). In backward a second cast (6) and
+the sum in 16 bit (6) in place of the gradient of the mean and the sum in fp32 (16)."""
 
 
 def _unfused(facts: tuple[float, float, int, int], elements: int) -> Work:
@@ -114,7 +114,7 @@ def residual_add(context: WorkContext) -> Work:
     """Bias, dropout and residual add. Without dropout the backward only adds gradients.
 
     A scaled branch has the sum with the bias (4), dropout (5), a product (4) and the sum with the residual (6). In backward the
-    gradients of branch and scale (4, 6), the sum of the latter (2), dropout (5), the sum for the bias (2) and that of gradients (6).
+    gradients of branch and scale (4, 6), the sum of the latter (2), dropout (5), the sum for the bias (2) and of gradients (6).
     """
     shapes, model = context.shapes, context.inputs.model
     elements = shapes.s_split * shapes.b * model.hidden_size

@@ -52,28 +52,27 @@ MULTIMODAL_BASE: Final = (
     "--position-embedding-type rope "
 )
 """The beginning of a launch of a layout whose name begins with multimodal."""
-_UNTIED: Final = "--untie-embeddings-and-output-weights"
-_INTERNVIT: Final = f"{_UNTIED} --language-model-type qwen2.0_72B --kv-channels 128"
-MULTIMODAL: Final = {
-    "multimodal, mistral, clip": f"{_UNTIED} --language-model-type mistral_7b",
-    "multimodal, both frozen": f"{_UNTIED} --language-model-type mistral_7b --freeze-LM --freeze-ViT --disable-vision-class-token",
-    "multimodal, siglip, tp2": f"{_UNTIED} --language-model-type llama3.1_8b --vision-model-type siglip --tensor-model-parallel-size 2",
-    "multimodal, frozen encoder, full recompute": f"{_UNTIED} --language-model-type llama3.2_1b --freeze-ViT --recompute-granularity full "
+_INTERNVIT: Final = "--language-model-type qwen2.0_72B --kv-channels 128"
+_UNTIED: Final = {
+    "multimodal, mistral, clip": "--language-model-type mistral_7b",
+    "multimodal, both frozen": "--language-model-type mistral_7b --freeze-LM --freeze-ViT --disable-vision-class-token",
+    "multimodal, siglip, tp2": "--language-model-type llama3.1_8b --vision-model-type siglip --tensor-model-parallel-size 2",
+    "multimodal, frozen encoder, full recompute": "--language-model-type llama3.2_1b --freeze-ViT --recompute-granularity full "
     "--recompute-method uniform --recompute-num-layers 1",
-    "multimodal, full recompute of both": f"{_UNTIED} --language-model-type qwen2.5_7B --recompute-vision --recompute-granularity full "
+    "multimodal, full recompute of both": "--language-model-type qwen2.5_7B --recompute-vision --recompute-granularity full "
     "--recompute-method uniform --recompute-num-layers 1",
-    "multimodal, radio": f"{_UNTIED} --language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16",
-    "multimodal, radio, tp2": f"{_UNTIED} --language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16 "
+    "multimodal, radio": "--language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16",
+    "multimodal, radio, tp2": "--language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16 "
     "--tensor-model-parallel-size 2",
-    "multimodal, frozen radio": f"{_UNTIED} --language-model-type llama3.2_1b --vision-model-type cradio-g --patch-dim 16 --freeze-ViT "
+    "multimodal, frozen radio": "--language-model-type llama3.2_1b --vision-model-type cradio-g --patch-dim 16 --freeze-ViT "
     "--disable-vision-class-token",
-    "multimodal, radio, dropout": f"{_UNTIED} --language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16 --hidden-dropout 0.1 "
+    "multimodal, radio, dropout": "--language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16 --hidden-dropout 0.1 "
     "--attention-dropout 0.1",
-    "multimodal, radio-g": f"{_UNTIED} --language-model-type llama3.2_1b --vision-model-type radio-g --patch-dim 16",
-    "multimodal, radio-g, dropout, tp2": f"{_UNTIED} --language-model-type llama3.2_1b --vision-model-type radio-g --patch-dim 16 "
+    "multimodal, radio-g": "--language-model-type llama3.2_1b --vision-model-type radio-g --patch-dim 16",
+    "multimodal, radio-g, dropout, tp2": "--language-model-type llama3.2_1b --vision-model-type radio-g --patch-dim 16 "
     "--hidden-dropout 0.1 --attention-dropout 0.1 --tensor-model-parallel-size 2 --disable-vision-class-token",
-    "multimodal, internvit300M": f"{_UNTIED} --language-model-type qwen2.5_7B --vision-model-type internvit300M",
-    "multimodal, internvit300M, shuffled, tp2": f"{_UNTIED} --language-model-type qwen2.5_7B --vision-model-type internvit300M "
+    "multimodal, internvit300M": "--language-model-type qwen2.5_7B --vision-model-type internvit300M",
+    "multimodal, internvit300M, shuffled, tp2": "--language-model-type qwen2.5_7B --vision-model-type internvit300M "
     "--disable-vision-class-token --pixel-shuffle --tensor-model-parallel-size 2",
     "multimodal, internvit": f"{_INTERNVIT} --vision-model-type internvit",
     "multimodal, internvit, tp8": f"{_INTERNVIT} --vision-model-type internvit --tensor-model-parallel-size 8",
@@ -84,14 +83,20 @@ MULTIMODAL: Final = {
     "multimodal, internvit, tiles with tags, tp8": f"{_INTERNVIT} --vision-model-type internvit --tensor-model-parallel-size 8 "
     "--freeze-ViT --pixel-shuffle --disable-vision-class-token --use-tiling --max-num-tiles 6 --use-thumbnail --use-tile-tags "
     "--tokenizer-prompt-format qwen2p0 --micro-batch-size 1 --use-distributed-optimizer --decoder-seq-length 256",
-    "multimodal, clip, tiles with tags": f"{_UNTIED} --language-model-type llama3.1_8b --pixel-shuffle --disable-vision-class-token --use-tiling "
-    "--max-num-tiles 6 --use-tile-tags --tokenizer-prompt-format llama3p1 --micro-batch-size 1",
+    "multimodal, clip, tiles with tags": "--language-model-type llama3.1_8b --pixel-shuffle --disable-vision-class-token "
+    "--use-tiling --max-num-tiles 6 --use-tile-tags --tokenizer-prompt-format llama3p1 --micro-batch-size 1",
+    "multimodal, radio, pp2": "--language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16 "
+    "--pipeline-model-parallel-size 2 --disable-vision-class-token",
+}
+_TIED: Final = {
     "multimodal, tied": "--language-model-type llama3.2_1b --vocab-size 128000",
     "multimodal, tied, tp2 pp2": "--language-model-type llama3.2_1b --vocab-size 128000 --tensor-model-parallel-size 2 "
     "--pipeline-model-parallel-size 2",
     "multimodal, tied, frozen language model": "--language-model-type llama3.2_1b --freeze-LM",
     "multimodal, tied, tiles with tags": "--language-model-type llama3.1_8b --pixel-shuffle --disable-vision-class-token "
     "--use-tiling --max-num-tiles 6 --use-tile-tags --tokenizer-prompt-format llama3p1 --micro-batch-size 1 --vocab-size 128000",
-    "multimodal, radio, pp2": f"{_UNTIED} --language-model-type llama3.2_1b --vision-model-type radio --patch-dim 16 "
-    "--pipeline-model-parallel-size 2 --disable-vision-class-token",
+}
+MULTIMODAL: Final = {
+    **{name: f"--untie-embeddings-and-output-weights {options}" for name, options in _UNTIED.items()},
+    **_TIED,
 }
