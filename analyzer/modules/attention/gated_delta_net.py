@@ -5,7 +5,9 @@ elements of a key and of a value head, c context-parallel size.
 
 Sources: `GatedDeltaNet` (core/ssm/gated_delta_net.py, 0.16.1 and 0.18.2; core/ssm/gated_delta_net, 0.19); fla-core 0.6.0
 (`l2norm_fwd`, `chunk_gated_delta_rule_fwd` and `chunk_gated_delta_rule_bwd`), `CausalConv1dFunction` of fla 0.5.2,
-`CausalConv1dFn` of causal_conv1d 1.6. Local variables of `GatedDeltaNet.forward` reference the output of the input projection, that of the convolution
+`CausalConv1dFn` of causal_conv1d 1.6.
+
+Local variables of `GatedDeltaNet.forward` reference the output of the input projection, that of the convolution
 and small tensors until it returns. In backward, the gradient of the gate waits for that of the input projection's output.
 """
 

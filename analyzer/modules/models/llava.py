@@ -165,8 +165,8 @@ def _merged(inputs: EndInputs, vision: VisionSpec, text: Shapes) -> Module:
     """The merged sequence (`LLaVAModel._preprocess_data`), of which a rank takes its part.
 
     The embeddings of the text are written at indices, which autograd saves if they need gradients: two for each token in the text,
-    and its place in the sequence. Those of images are written where a mask of the sequence says. `forward` references the embeddings
-    of text and images until it returns. The part of a tensor-parallel rank is a view of all tokens.
+    and its place in the sequence. Those of images are written where a mask of the sequence says. `forward` references those of
+    text and images until it returns. The part of a tensor-parallel rank is a view of all tokens.
     """
     shapes = Shapes(replace(inputs, split=replace(inputs.split, sequence_parallel=False)))
     whole = Shapes(replace(shapes.inputs, split=replace(shapes.split, context=1)))
