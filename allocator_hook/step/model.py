@@ -70,7 +70,11 @@ def mtp_spec(job: TrainingJob, config: Any, decoder: Any, *, virtual_stage: int 
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
     te = job.model.implementation == "transformer_engine"
-    if hasattr(specs, "get_gpt_decoder_layer_specs"):
+    if job.core.mtp_attention_of_last_layer and job.model.linear_attention is not None:
+        from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
+
+        layer = variants.get_transformer_layer_with_experimental_attention_variant_spec(config=config)[-1]
+    elif hasattr(specs, "get_gpt_decoder_layer_specs"):
         build = specs.get_gpt_decoder_layer_specs
         layer = build(config, use_transformer_engine=te, **known_to(build, normalization=config.normalization))[-1]
     elif getattr(decoder, "layer_specs", None) == []:

@@ -6,7 +6,10 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.modules.inputs import module_inputs
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, one_layer
+from analyzer.modules.models.gpt import chunk_tree
+from analyzer.modules.models.parts import ChunkKind
 from tests.job_of import job_of
 
 NET = "--swiglu --experimental-attention-variant gated_delta_net --linear-attention-freq 4"
@@ -17,7 +20,7 @@ NET = "--swiglu --experimental-attention-variant gated_delta_net --linear-attent
     [
         (f"{NET} --context-parallel-size 2", "is not exchanged between ranks"),
         (f"{NET} --deterministic-mode", "not modelled with linear attention"),
-        (f"{NET} --optimizer muon", "not modelled with linear attention"),
+        (f"{NET} --bf16 --cuda-graph-impl transformer_engine --cuda-graph-scope attn", "not modelled with linear attention"),
         (
             f"{NET} --bf16 --fp8-format e4m3 --fp8-recipe tensorwise --tensor-model-parallel-size 4 --linear-num-key-heads 4 "
             "--linear-num-value-heads 8 --linear-key-head-dim 64 --linear-value-head-dim 64",
@@ -54,6 +57,16 @@ def test_context_parallelism_needs_a_release_and_heads_for_all_ranks(options: st
     """`TransformerConfig.__post_init__`: heads are a multiple of the product. That of `GatedDeltaNet` lacks an argument in 0.18."""
     with pytest.raises(InputError, match=part):
         job_of(f"{NET} {options}", release=release)
+
+
+@pytest.mark.parametrize(("release", "kinds"), [("0.18.2", ["plain"]), ("0.19.0", ["gated_delta_net"])])
+def test_mtp_layers_are_like_the_last_layer_from_0_19_on(release: str, kinds: list[str]) -> None:
+    """`gpt_builder` takes the last of `get_gpt_decoder_layer_specs` before, which has full attention."""
+    job = job_of(f"{NET} --num-layers 2 --mtp-num-layers 1", release=release)
+    chunk = chunk_tree(module_inputs(job), ChunkKind(layers=((LayerKind(), 1),), mtp_layers=1))
+    depth = next(module for _, module in chunk.walk() if module.kind is ModuleKind.MTP)
+    parts = [module for _, module in depth.walk() if module.kind is ModuleKind.ATTENTION]
+    assert ["gated_delta_net" if part.source == "GatedDeltaNet" else "plain" for part in parts] == kinds
 
 
 def test_context_parallel_ranks_exchange_tokens_for_heads() -> None:

@@ -113,15 +113,18 @@ def _context(job: TrainingJob, linear: LinearAttentionSpec) -> Iterator[Violatio
 
 
 def _mtp_layers(job: TrainingJob) -> Iterator[Violation]:
-    """From 0.19 on, MTP layers are like the last decoder layer, which may be linear (`gpt_builder`)."""
-    linear = job.model.linear_attention
-    if job.model.hybrid is not None:
+    """From 0.19 on, MTP layers are like the last decoder layer, which may be linear (`gpt_builder`).
+
+    In a stage without decoder layers they have another spec (`_get_transformer_layer_spec`).
+    """
+    linear, layout = job.model.linear_attention, job.parallel.pipeline_layout.layout
+    if job.model.hybrid is not None or linear is None or not job.model.mtp_num_layers:
         return
-    if linear is not None and job.model.mtp_num_layers and linear.layers[-1] and not is_before(job.megatron, "0.19"):
+    if linear.layers[-1] and layout is not None and job.core.mtp_attention_of_last_layer:
         yield Violation(
-            ("mtp_num_layers",),
-            "MTP layers with linear attention are not modelled, and in this release they are like the last decoder layer",
-            "give the last layer full attention with --linear-attention-freq",
+            ("pipeline_model_parallel_layout",),
+            "MTP layers with linear attention are not modelled together with a layout of the stages",
+            "leave it out, or give the last layer full attention with --linear-attention-freq",
         )
 
 
@@ -131,11 +134,13 @@ def _features(job: TrainingJob) -> Iterator[Violation]:
     asked = (
         ("deterministic_mode", flags.deterministic),
         ("cuda_graph_impl", job.graphs is not None),
-        ("overlap_moe_expert_parallel_comm", flags.overlap_moe_expert_parallel_comm),
         ("delay_wgrad_compute", flags.delay_wgrad_compute),
-        ("optimizer", job.optimizer.muon is not None),
     )
     yield from (Violation((dest,), _NOT_MODELLED, _LEAVE) for dest, is_on in asked if is_on)
+    if flags.overlap_moe_expert_parallel_comm:
+        fails = is_before(job.megatron, "0.18")
+        fault = "fails with linear attention before 0.18: GatedDeltaNet has no backward_dw" if fails else _NOT_MODELLED
+        yield Violation(("overlap_moe_expert_parallel_comm",), fault, _LEAVE)
     if job.activation_offload is not None:
         layers = bool(job.activation_offload.layers)
         dest = "cpu_offloading_num_layers" if layers else "fine_grained_activation_offloading"

@@ -293,6 +293,9 @@ GRID = {
     "delta net in all layers, tp2 sp cp2, recomputed": f"--bf16 {ALL_LINEAR} --tensor-model-parallel-size 2 --sequence-parallel "
     "--context-parallel-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "delta net, cp4 pp2": f"--bf16 {DELTA_NET} --context-parallel-size 4 --pipeline-model-parallel-size 2",
+    "qwen3-next, linear mtp": f"--bf16 {QWEN3_NEXT} --mtp-num-layers 2 --linear-attention-freq 3",
+    "qwen3-next, tp2 sp pp2, linear mtp": f"--bf16 {QWEN3_NEXT} {SPLIT} --expert-tensor-parallel-size 1 --mtp-num-layers 1 "
+    "--linear-attention-freq 5",
     "qwen3-next, tp2 sp cp2": f"--bf16 {QWEN3_NEXT} {SPLIT} --expert-tensor-parallel-size 1 --context-parallel-size 2",
     "delta net, tp2": f"--bf16 {DELTA_NET} --tensor-model-parallel-size 2",
     "delta net, tp2 sp pp2": f"--bf16 {DELTA_NET} {SPLIT} --vocab-size 9999",
@@ -301,6 +304,9 @@ GRID = {
     "--pipeline-model-parallel-size 2 --recompute-activations",
     "delta net, interleaved": f"--bf16 {DELTA_NET} --num-layers 8 --pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 2",
+    "delta net, muon": f"--bf16 {DELTA_NET} --optimizer muon",
+    "delta net in all layers, dist_muon, tp2 sp": f"--bf16 {ALL_LINEAR} --tensor-model-parallel-size 2 --sequence-parallel "
+    "--optimizer dist_muon",
     "delta net, odd sizes": f"--bf16 {DELTA_NET} --seq-length 1000 --linear-key-head-dim 128 --linear-value-head-dim 96",
     "delta net, recomputed modules": f"--bf16 {DELTA_NET} --recompute-granularity selective --recompute-modules core_attn mlp",
     "delta net, layer norms, biases, dropout": f"--bf16 {DELTA_NET} --normalization LayerNorm --hidden-dropout 0.1",
@@ -453,6 +459,8 @@ SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTE
     **dict.fromkeys(
         (name for name in GRID if name.startswith(("delta net", "qwen3-next")) and "--context-parallel-size" in GRID[name]), "0.19"
     ),
+    # the first release whose MTP layers have the attention of the last layer
+    **dict.fromkeys((name for name in GRID if "linear mtp" in name), "0.19"),
     # the first release that builds layers with sparse attention
     **dict.fromkeys((name for name in GRID if name.startswith("sparse attention")), "0.18"),
     # the first release with Muon
@@ -473,8 +481,6 @@ UNTIL = {
     # the shadow engine lacks functions of PyTorch that these graphs use, and 0.18 keeps more tensors
     "llama, local graphs, tp2": "0.18",
     "gpt, local graphs": "0.18",
-    # the shadow engine builds MTP layers as releases before 0.19 do, which refuse linear attention in them
-    **dict.fromkeys((name for name in GRID if name.startswith("qwen3-next") and "--mtp-num-layers" in GRID[name]), "0.19"),
     # later releases have other kernels
     **dict.fromkeys((name for name in GRID if name.startswith("sparse attention")), "0.19"),
     # --muon-use-nesterov has another name
