@@ -62,7 +62,7 @@ def test_context_parallelism_needs_a_release_and_heads_for_all_ranks(options: st
 @pytest.mark.parametrize(("release", "kinds"), [("0.18.2", ["plain"]), ("0.19.0", ["gated_delta_net"])])
 def test_mtp_layers_are_like_the_last_layer_from_0_19_on(release: str, kinds: list[str]) -> None:
     """`gpt_builder` takes the last of `get_gpt_decoder_layer_specs` before, which has full attention."""
-    job = job_of(f"{NET} --num-layers 2 --mtp-num-layers 1", release=release)
+    job = job_of(f"{NET} --num-layers 2 --mtp-num-layers 1 --position-embedding-type rope", release=release)
     chunk = chunk_tree(module_inputs(job), ChunkKind(layers=((LayerKind(), 1),), mtp_layers=1))
     depth = next(module for _, module in chunk.walk() if module.kind is ModuleKind.MTP)
     parts = [module for _, module in depth.walk() if module.kind is ModuleKind.ATTENTION]
