@@ -29,6 +29,10 @@ GROUPED_GEMM_STREAMS: Final = 4
 """Streams over which Transformer Engine distributes a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
 USERBUFFER_STREAMS: Final = 3
 """Streams of a GEMM that overlaps with communication, each with a workspace (`_NUM_MAX_UB_STREAMS`)."""
+_BEGIN_LAYERS: Final = frozenset(
+    {ModuleKind.QKV, ModuleKind.LINEAR_ATTENTION_INPUT, ModuleKind.MIXER_IN, ModuleKind.FC1, ModuleKind.FEED_FORWARD_NORM}
+)
+"""One of them is in each layer."""
 MAX_ROPE_TABLES: Final = 32
 """Maximum entries in the cache of `YarnRotaryEmbedding.forward`. With multi-latent attention each layer has its own entry."""
 YARN_POSITIONS: Final = 4096
@@ -372,10 +376,11 @@ def _rope_tables(context: _Context) -> Iterator[Workspace]:
     job, shapes = context.job, context.shapes
     if job.model.mla is not None:
         return
-    # a model chunk computes the table also without attention, for as many positions as it receives: `get_rotary_seq_len`
-    attends = context.kinds & {ModuleKind.QKV, ModuleKind.LINEAR_ATTENTION_INPUT}
-    received = 1 if attends or ModuleKind.OUTPUT_LAYER not in context.kinds else 1 + job.model.mtp_num_layers
-    users = attends or frozenset({ModuleKind.OUTPUT_LAYER})
+    # a model chunk computes the table before its layers, also without attention, for as many positions as it receives:
+    # `get_rotary_seq_len`
+    layers = context.kinds & _BEGIN_LAYERS
+    received = 1 if layers or ModuleKind.OUTPUT_LAYER not in context.kinds else 1 + job.model.mtp_num_layers
+    users = layers or frozenset({ModuleKind.OUTPUT_LAYER})
     if job.model.position_embedding == "rope":
         width = int(job.model.kv_channels * job.model.rotary_percent)
         table = round_up(4 * shapes.s * received * width, BLOCK)  # the positions of this context-parallel rank, fp32

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import pytest
 
+from analyzer.memory.workspaces import workspaces
+from analyzer.modules.kinds import ModuleKind
+from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from tests.job_of import job_of
 
@@ -56,3 +59,16 @@ def test_parameters_of_published_models(name: str) -> None:
     line = f"--num-layers {len(pattern)} --hybrid-override-pattern {pattern} {sizes} {COMMON}"
     found = predict(job_of(line, gpus=1)).ranks[0].parameters
     assert found == pytest.approx(published, rel=1e-3)
+
+
+def test_a_stage_without_attention_has_the_table_of_rotary_positions_from_its_first_layer_on() -> None:
+    """`MambaModel.forward` computes it before the layers: 2048 positions of 64 elements in fp32."""
+    job = job_of(
+        "--is-hybrid-model --hybrid-override-pattern MM-*-M --num-layers 6 --pipeline-model-parallel-size 2 "
+        "--position-embedding-type rope --disable-bias-linear",
+        release="0.16.1",
+    )
+    first, second = ({each.name: each for each in workspaces(job, stage.trees)} for stage in stage_models(job))
+    name = "RoPE frequency table"
+    assert (first[name].bytes, second[name].bytes) == (4 * 2048 * 64, 4 * 2048 * 64)
+    assert ModuleKind.MIXER_IN in first[name].kinds

@@ -70,6 +70,8 @@ HYBRID: Final = {
         "--pipeline-model-parallel-size 2 --recompute-granularity selective --recompute-modules core_attn",
         "unfused, no attention in the first stage": "--num-layers 6 --hybrid-override-pattern M-M*-* --attention-backend unfused "
         "--pipeline-model-parallel-size 2",
+        "rotary positions, a stage without attention": "--num-layers 6 --hybrid-override-pattern MM-*-M "
+        "--pipeline-model-parallel-size 2 --position-embedding-type rope --no-rope-fusion",
         "ignored full recompute": f"{_SIX} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
         "deterministic, groups of many states": f"{_MAMBA} --micro-batch-size 1 --deterministic-mode --mamba-state-dim 256",
         "deterministic, one group": f"{_MAMBA} --deterministic-mode --mamba-num-groups 1 --mamba-num-heads 32 --mamba-head-dim 16",
