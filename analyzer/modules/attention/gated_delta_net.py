@@ -358,7 +358,7 @@ def _gated_norm(net: DeltaNet) -> Module:
     """
     shapes = net.shapes
     rows = shapes.b * shapes.s * net.heads
-    copied = (net.of_values("output in [s, b, …]"),) if shapes.b > 1 else ()
+    copied: tuple[Tensor, ...] = (net.of_values("output in [s, b, …]"),) if shapes.b > 1 else ()
     if net.exchanged > 1:
         copied = tuple(net.of_values(name) for name in ("output in the order of the ranks", "exchanged output", "heads in order"))
     gradients = ("product gradient", "norm output gradient", "gate gradient")
