@@ -1,4 +1,4 @@
-"""The commands of docs/recipes.md do what the page says."""
+"""The recipes of docs/howto/ci.md and docs/howto/slurm.md do what the pages say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import yaml
 from tests.job_of import BASE
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = re.findall(r"```(yaml|bash)\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)
+PAGES = "".join((ROOT / "docs" / "howto" / name).read_text() for name in ("ci.md", "slurm.md"))
+BLOCKS = re.findall(r"```(yaml|bash)\n(.*?)```", PAGES, re.DOTALL)
 FITS = f"torchrun --nproc-per-node 8 pretrain_gpt.py {BASE} --global-batch-size 64\n"
 TOO_LARGE = FITS.replace("\n", " --num-layers 512\n")
 
@@ -74,7 +75,7 @@ def test_sbatch_submits_what_fits(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_that_does_not_fit_ends_before_it_starts(folder: Path) -> None:
-    job = block("#SBATCH")
+    job = block("srun bash launch/train.sh")
     assert "started bash launch/train.sh" in bash(folder, job).stdout
     (folder / "launch" / "large.sh").replace(folder / "launch" / "train.sh")
     ended = bash(folder, job)

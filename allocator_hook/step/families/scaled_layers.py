@@ -114,8 +114,9 @@ def _layer_class() -> Any:
             super().__init__(*args, **kwargs)
             self.ls1 = torch.nn.Parameter(torch.ones(self.config.hidden_size))
             self.ls2 = torch.nn.Parameter(torch.ones(self.config.hidden_size))
-            self.self_attn_bda = partial(self.self_attn_bda, self.ls1)
-            self.mlp_bda = partial(self.mlp_bda, self.ls2)
+            layer: Any = self
+            layer.self_attn_bda = partial(layer.self_attn_bda, self.ls1)
+            layer.mlp_bda = partial(layer.mlp_bda, self.ls2)
 
     return ScaledLayer
 
