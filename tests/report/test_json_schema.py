@@ -45,7 +45,7 @@ ONLY_IN_JSON: Final[Mapping[str, str]] = {
     "QuantizationSpec": "group_size",
     "RankMemory": "device_range_bytes released_bytes",
     "Report": "software groups_truncated",
-    "ServingReport": "acceptance requests_of_client",
+    "ServingReport": "acceptance",
     "Run": "source recomputed offloaded forward_workspace forward_held backward_workspace",
     "SearchResult": "fitting",
     "SoftwareSpec": "transformer_engine torch",
