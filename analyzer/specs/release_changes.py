@@ -97,7 +97,7 @@ class CoreBehavior(Behavior):
     """The logits of the last MTP layer are referenced until the loss of the model is computed: they are a local variable of
     `GPTModel._postprocess`. Later they belong to the function `process_mtp_loss`, which returns before that."""
     mtp_attention_of_last_layer: bool = _during(since="0.19")
-    """The attention of MTP layers is that of the last decoder layer, also if that is linear (`gpt_builder`)."""
+    """The attention of MTP layers is that of the last decoder layer (`gpt_builder`), which must not be linear then."""
     counts_mtp_predictions: bool = _during(since="0.19")
     """Each MTP layer counts its right predictions: tensor-parallel ranks gather the largest logits and their indices, and
     data-parallel ranks sum two counters (`_compute_mtp_acceptance_counts`, `reduce_metrics_in_tracker`)."""

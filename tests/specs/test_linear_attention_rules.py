@@ -6,10 +6,7 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.modules.inputs import module_inputs
-from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.layer import LayerKind, one_layer
-from analyzer.modules.models.gpt import chunk_tree
-from analyzer.modules.models.parts import ChunkKind
 from tests.job_of import job_of
 
 NET = "--swiglu --experimental-attention-variant gated_delta_net --linear-attention-freq 4"
@@ -59,14 +56,12 @@ def test_context_parallelism_needs_a_release_and_heads_for_all_ranks(options: st
         job_of(f"{NET} {options}", release=release)
 
 
-@pytest.mark.parametrize(("release", "kinds"), [("0.18.2", ["plain"]), ("0.19.0", ["gated_delta_net"])])
-def test_mtp_layers_are_like_the_last_layer_from_0_19_on(release: str, kinds: list[str]) -> None:
-    """`gpt_builder` takes the last of `get_gpt_decoder_layer_specs` before, which has full attention."""
-    job = job_of(f"{NET} --num-layers 2 --mtp-num-layers 1 --position-embedding-type rope", release=release)
-    chunk = chunk_tree(module_inputs(job), ChunkKind(layers=((LayerKind(), 1),), mtp_layers=1))
-    depth = next(module for _, module in chunk.walk() if module.kind is ModuleKind.MTP)
-    parts = [module for _, module in depth.walk() if module.kind is ModuleKind.ATTENTION]
-    assert ["gated_delta_net" if part.source == "GatedDeltaNet" else "plain" for part in parts] == kinds
+def test_mtp_layers_like_a_linear_last_layer_fail_from_0_19_on() -> None:
+    """`gpt_builder` builds them like it, and `MultiTokenPredictionLayer.__init__` stops. Before, they have full attention."""
+    options = f"{NET} --num-layers 2 --mtp-num-layers 1 --position-embedding-type rope"
+    assert job_of(options, release="0.18.2").model.mtp_num_layers == 1
+    with pytest.raises(InputError, match="the last layer has linear attention"):
+        job_of(options, release="0.19.0")
 
 
 def test_context_parallel_ranks_exchange_tokens_for_heads() -> None:

@@ -52,15 +52,15 @@ def _spec_of_checkout(kind: str, *, te: bool) -> Any:
 
 def _separate_norms(modules: Any, encoder: ModelSpec) -> None:
     """Replace the linear layers with norms by those without, and add norms."""
+    from megatron.core.models.vision.vit_layer_specs import LNImpl
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear
-    from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
     column = ColumnParallelLinear
     if encoder.implementation == "transformer_engine":
         from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
 
         column = TEColumnParallelLinear
-    norm = WrappedTorchNorm if encoder.norm_modules == "torch" else _norm_class()
+    norm = LNImpl if encoder.norm_modules == "torch" else _norm_class()
     modules.input_layernorm = modules.pre_mlp_layernorm = norm
     mlp = modules.mlp.submodules if hasattr(modules.mlp, "submodules") else modules.mlp.keywords["submodules"]
     mlp.linear_fc1 = column
@@ -174,6 +174,17 @@ def _attention_class() -> Any:
 
         def __init__(self, config: Any, submodules: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, submodules, *args, **kwargs)
+            self.linear_qkv = submodules.linear_qkv(
+                config.hidden_size,
+                self.query_projection_size + 2 * self.kv_projection_size,
+                config=config,
+                init_method=config.init_method,
+                gather_output=False,
+                bias=False,
+                skip_bias_add=False,
+                is_expert=False,
+                tp_comm_buffer_name="qkv",
+            )
             width = self.hidden_size_per_attention_head * self.num_attention_heads_per_partition
             for name in ("q_layernorm", "k_layernorm"):
                 setattr(self, name, _norm_class()(config, width, config.layernorm_epsilon, gathers=True))

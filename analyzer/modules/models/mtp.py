@@ -230,16 +230,8 @@ def _layer_kinds(shapes: Shapes, depth: int) -> tuple[LayerKind, ...]:
     if shapes.model.hybrid is not None:
         letters = (LETTERS[letter] for letter in shapes.model.hybrid.mtp_pattern)
         return tuple(LayerKind(moe=letter.moe, block=letter.block, attention=letter.attention) for letter in letters)
-    model = shapes.model
-    windowed = with_other_kernel(model)[model.num_layers :]
-    attention = model.attention_of(model.num_layers - 1) if shapes.inputs.core.mtp_attention_of_last_layer else None
-    return (
-        LayerKind(
-            moe=_has_experts(shapes),
-            other_kernel=bool(windowed) and windowed[depth],
-            attention=attention if attention != model.full_attention else None,
-        ),
-    )
+    windowed = with_other_kernel(shapes.model)[shapes.model.num_layers :]
+    return (LayerKind(moe=_has_experts(shapes), other_kernel=bool(windowed) and windowed[depth]),)
 
 
 def _layer_names(shapes: Shapes) -> tuple[str, ...]:

@@ -113,18 +113,18 @@ def _context(job: TrainingJob, linear: LinearAttentionSpec) -> Iterator[Violatio
 
 
 def _mtp_layers(job: TrainingJob) -> Iterator[Violation]:
-    """From 0.19 on, MTP layers are like the last decoder layer, which may be linear (`gpt_builder`).
+    """From 0.19 on, MTP layers are like the last decoder layer (`gpt_builder`), but may not be linear.
 
-    In a stage without decoder layers they have another spec (`_get_transformer_layer_spec`).
+    `MultiTokenPredictionLayer.__init__` asserts a kind of the attention mask, and linear attention has none.
     """
-    linear, layout = job.model.linear_attention, job.parallel.pipeline_layout.layout
+    linear = job.model.linear_attention
     if job.model.hybrid is not None or linear is None or not job.model.mtp_num_layers:
         return
-    if linear.layers[-1] and layout is not None and job.core.mtp_attention_of_last_layer:
+    if linear.layers[-1] and not is_before(job.megatron, "0.19"):
         yield Violation(
-            ("pipeline_model_parallel_layout",),
-            "MTP layers with linear attention are not modelled together with a layout of the stages",
-            "leave it out, or give the last layer full attention with --linear-attention-freq",
+            ("mtp_num_layers",),
+            "fails in this release if the last layer has linear attention, like which MTP layers are built",
+            "give the last layer full attention with --linear-attention-freq",
         )
 
 

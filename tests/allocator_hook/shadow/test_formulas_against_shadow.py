@@ -293,9 +293,6 @@ GRID = {
     "delta net in all layers, tp2 sp cp2, recomputed": f"--bf16 {ALL_LINEAR} --tensor-model-parallel-size 2 --sequence-parallel "
     "--context-parallel-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "delta net, cp4 pp2": f"--bf16 {DELTA_NET} --context-parallel-size 4 --pipeline-model-parallel-size 2",
-    "qwen3-next, linear mtp": f"--bf16 {QWEN3_NEXT} --mtp-num-layers 2 --linear-attention-freq 3",
-    "qwen3-next, tp2 sp pp2, linear mtp": f"--bf16 {QWEN3_NEXT} {SPLIT} --expert-tensor-parallel-size 1 --mtp-num-layers 1 "
-    "--linear-attention-freq 5",
     "qwen3-next, tp2 sp cp2": f"--bf16 {QWEN3_NEXT} {SPLIT} --expert-tensor-parallel-size 1 --context-parallel-size 2",
     "delta net, tp2": f"--bf16 {DELTA_NET} --tensor-model-parallel-size 2",
     "delta net, tp2 sp pp2": f"--bf16 {DELTA_NET} {SPLIT} --vocab-size 9999",
@@ -459,8 +456,6 @@ SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTE
     **dict.fromkeys(
         (name for name in GRID if name.startswith(("delta net", "qwen3-next")) and "--context-parallel-size" in GRID[name]), "0.19"
     ),
-    # the first release whose MTP layers have the attention of the last layer
-    **dict.fromkeys((name for name in GRID if "linear mtp" in name), "0.19"),
     # the first release that builds layers with sparse attention
     **dict.fromkeys((name for name in GRID if name.startswith("sparse attention")), "0.18"),
     # the first release with Muon
