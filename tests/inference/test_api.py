@@ -146,6 +146,7 @@ def test_a_training_imports_no_module_of_inference() -> None:
             "analyzer.launch.inference",
             "analyzer.launch.inference.options",
             "analyzer.launch.inference.offload_options",
+            "analyzer.launch.inference.serving_options",
         }
 
 
