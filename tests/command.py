@@ -35,10 +35,10 @@ def run(*argv: str) -> Outcome:
 
 
 def report(*argv: str) -> dict[str, Any]:
-    """Return the JSON report of a launch. The run must succeed without messages."""
+    """Return the JSON report of a launch. The run must succeed without messages, but for lines about a search that takes long."""
     outcome = run(*argv, "--info-json", "-")
     assert outcome.status in (0, 1), outcome.err
-    assert outcome.err == ""
+    assert all("searching for" in line for line in outcome.err.splitlines()), outcome.err
     return outcome.report
 
 

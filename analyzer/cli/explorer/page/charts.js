@@ -177,7 +177,7 @@ export function layoutsChart(parent, result, now, take) {
     series: [
       {name: "fastest layouts", type: "scatter", symbolSize: 14, cursor: "pointer", data: data(true)},
       {name: "with less memory", type: "scatter", symbol: "diamond", symbolSize: 14, cursor: "pointer", data: data(false)},
-      {name: "the launch now", type: "scatter", symbol: "triangle", symbolSize: 16, itemStyle: {color: color("--tight")},
+      {name: "the launch now", type: "scatter", symbol: "triangle", symbolSize: 16, z: 1, silent: true, itemStyle: {color: color("--tight")},
         data: now ? [{value: now}] : [],
         markLine: result.capacity_bytes ? {symbol: "none", silent: true, lineStyle: {color: color("--bad"), type: "solid"},
           label: {formatter: bytes(result.capacity_bytes), color: color("--bad"), position: "insideEndTop"}, data: [{yAxis: result.capacity_bytes}]} : undefined},
