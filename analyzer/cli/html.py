@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from analyzer.cli.environment import Environment
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from analyzer.launch.info_options import InfoOptions
     from analyzer.layout_search.result import SearchResult
     from analyzer.report.against import OldReport
+    from analyzer.report.html.head import Head
     from analyzer.results import Report
 
 OPTION: Final = "--info-html"
@@ -57,13 +58,10 @@ def write_inference_html(
 ) -> None:
     """Writes the page of a report about generation. Raises InputError like `write_html`."""
     from analyzer.report.html.head import head_of_inference
-    from analyzer.report.html.page import page
-    from analyzer.report.json.document import write_text
     from analyzer.report.json.inference import inference_json
 
     head = head_of_inference(report, name=_model(launch.options))
-    text = page(head, [inference_json(report)], [head.title], extra={}, command=_command(argv, environ))
-    write_text(text, path, option=OPTION)
+    _write_generation(head, inference_json(report), path, command=_command(argv, environ))
 
 
 def write_offload_html(
@@ -71,13 +69,17 @@ def write_offload_html(
 ) -> None:
     """Writes the page of a report about generation with offloading. Raises InputError like `write_html`."""
     from analyzer.report.html.head import head_of_offload
-    from analyzer.report.html.page import page
-    from analyzer.report.json.document import write_text
     from analyzer.report.json.offload import offload_json
 
     head = head_of_offload(report, name=_model(launch.options))
-    text = page(head, [offload_json(report)], [head.title], extra={}, command=_command(argv, environ))
-    write_text(text, path, option=OPTION)
+    _write_generation(head, offload_json(report), path, command=_command(argv, environ))
+
+
+def _write_generation(head: Head, document: dict[str, Any], path: str, *, command: str) -> None:
+    from analyzer.report.html.page import page
+    from analyzer.report.json.document import write_text
+
+    write_text(page(head, [document], [head.title], extra={}, command=command), path, option=OPTION)
 
 
 def _model(options: InfoOptions) -> str:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analyzer.cli.explorer.server import ExplorerServer
+from tests.browser import chromium
 from tests.command import report
 from tools.build_explorer import build, npm_package
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 ROOT = Path(__file__).resolve().parents[3]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 EXAMPLES = sorted((ROOT / "examples").glob("pretrain_*.sh"))
 LLAMA = (
     "meta-llama/Llama-3.1-8B --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 "
@@ -52,16 +50,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        if os.environ.get("CI"):
-            pytest.fail("CI must have Chromium")
-        pytest.skip("needs Chromium: apt install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with chromium() as found:
         yield found
-        found.close()
 
 
 class _Files(http.server.SimpleHTTPRequestHandler):

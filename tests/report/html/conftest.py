@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser import chromium
 from tests.command import run
-from tests.report.html.pages import ARGUMENTS, CHROMIUM, LAUNCH, Opened
+from tests.report.html.pages import LAUNCH, Opened
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -18,16 +18,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        if os.environ.get("CI"):
-            pytest.fail("CI must have Chromium")
-        pytest.skip("needs Chromium: apt install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")

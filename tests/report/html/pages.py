@@ -5,15 +5,12 @@ from __future__ import annotations
 import base64
 import gzip
 import re
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 READY = "() => typeof charts !== 'undefined'"
 """Whether the scripts of the page have been decompressed and have run."""
 LARGEST = 2_000_000
