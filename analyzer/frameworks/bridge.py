@@ -94,7 +94,7 @@ _MODEL_READ: Final = frozenset({
     TARGET, "activation_func", "gated_linear_unit", "vocab_size", "should_pad_vocab", "make_vocab_size_divisible_by", "seq_length",
     "num_query_groups", "bf16", "fp16", "fp32", "params_dtype", "virtual_pipeline_model_parallel_size", "fp8_param",
     "fp4_param", "padded_vocab_size", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
-    "tp_comm_overlap_cfg", "attention_backend", "cuda_graph_scope", "cpu_offloading",
+    "tp_comm_overlap_cfg", "attention_backend", "cuda_graph_scope", "cuda_graph_modules", "cpu_offloading",
 })  # fmt: skip
 _MODEL_NO_EFFECT: Final = frozenset({
     "hf_model_id", "hf_model_revision", "parallel_output", "scatter_embedding_sequence_parallel", "generation_config",
@@ -222,6 +222,9 @@ def _flat(model: Tree) -> Tree:
         flat["mtp_hybrid_override_pattern"] = None
     if flat.get("expert_tensor_parallel_size") is None and (natural(str(flat.get("expert_model_parallel_size"))) or 1) > 1:
         flat["expert_tensor_parallel_size"] = 1  # `_set_moe_expert_tensor_parallel_default` of models/transformer_config.py
+    scope = flat.get("cuda_graph_scope")  # the former name of cuda_graph_modules, whose default is "full"
+    if scope is not None and flat.get("cuda_graph_modules") in (None, "full", []):
+        flat["cuda_graph_modules"] = scope
     frequency = flat.get("linear_attention_freq")
     if isinstance(frequency, list) and 0 in frequency:
         every = frequency.index(0) + 1
@@ -304,10 +307,8 @@ def _model(model: Tree, fields: Fields) -> Words:
             ("num_layers_in_last_pipeline_stage", "--decoder-last-pipeline-num-layers"),
         ):
             found.words += [flag, str(model[name])] if model.get(name) else []
-    scope = model.get("cuda_graph_scope")  # the former name of cuda_graph_modules
-    found.words += (
-        ["--cuda-graph-modules", *map(str, scope)] if isinstance(scope, list) and not model.get("cuda_graph_modules") else []
-    )
+    modules = model.get("cuda_graph_modules")
+    found.words += ["--cuda-graph-modules", *map(str, modules if isinstance(modules, list) else [modules])] if modules else []
     backend = model.get("attention_backend")
     found.words += ["--attention-backend", str(backend)] if backend not in (None, "auto") else []
     for name in ("fp8", "fp4"):

@@ -163,6 +163,14 @@ def test_adapters_of_lora_are_modelled(folder: Path) -> None:
     assert found.model.adapters == AdapterSpec(rank=16, targets=("linear_qkv", "linear_proj"))
 
 
+def test_the_former_name_of_captured_parts_replaces_their_default(folder: Path) -> None:
+    """`TransformerConfig.__post_init__` takes cuda_graph_scope if cuda_graph_modules has its default, "full"."""
+    graphs = ("model.cuda_graph_impl=transformer_engine", "model.cuda_graph_modules=full", "model.cuda_graph_scope=[attn]")
+    found = job(folder, "config.yaml", *graphs, *WORLD).graphs
+    assert found is not None
+    assert found.scope == ("attn",)
+
+
 def test_fields_of_features_that_are_off_have_no_effect(folder: Path) -> None:
     """A dumped container has all fields: defaults of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig."""
     words = (

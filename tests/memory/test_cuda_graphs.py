@@ -150,6 +150,7 @@ def test_the_options_of_every_release_are_supported(line: str, release: str) -> 
         (f"{MOE} --cuda-graph-impl transformer_engine --cuda-graph-scope moe", "--cuda-graph-scope", "capacity"),
         (f"{MOE} --cuda-graph-impl transformer_engine --cuda-graph-scope mlp", "--cuda-graph-scope", "leave mlp"),
         (f"{MOE} --cuda-graph-impl transformer_engine --cuda-graph-scope moe_preprocess", "--cuda-graph-scope", "moe_router"),
+        (f"{MOE} --cuda-graph-impl transformer_engine", "--cuda-graph-impl", "attn moe_router"),
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope heads", "--cuda-graph-scope", "attn"),
         ("--enable-cuda-graph --external-cuda-graph", "--enable-cuda-graph", "keep one"),
         (

@@ -22,6 +22,7 @@ def graph_violations(arguments: Arguments, job: TrainingJob) -> Iterator[Violati
         return
     yield from _parts(arguments)
     yield from _delayed_gradients(arguments, job)
+    yield from _full_expert_layers(arguments, job)
     if job.graphs is None or job.graphs.implementation != "local":
         return
     experts = size(arguments, "expert_model_parallel_size")
@@ -31,6 +32,25 @@ def graph_violations(arguments: Arguments, job: TrainingJob) -> Iterator[Violati
             ("cuda_graph_impl",),
             f"with an expert-parallel size of {experts}, local needs --moe-pad-experts-for-cuda-graph-inference",
             "add it, or use --cuda-graph-impl transformer_engine",
+        )
+
+
+def _full_expert_layers(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
+    """Experts read the number of their tokens on the host, which a capture does not allow, unless each has a constant number.
+
+    Megatron refuses the part `moe` for this reason, but not full layers. Source: `tokens_per_expert.tolist()` in `TEGroupedMLP` and
+    `SequentialMLP` (core/transformer/moe/experts.py), 0.16 to 0.19; the operations of Transformer Engine's fuser do not read it.
+    """
+    moe = job.model.moe
+    if moe is None or job.graphs is None or job.graphs.implementation != "transformer_engine" or job.graphs.scope:
+        return
+    padded = moe.capacity_factor is not None and moe.pad_to_capacity
+    if not padded and not switched_on(arguments, "use_transformer_engine_op_fuser"):
+        yield Violation(
+            ("cuda_graph_impl",),
+            "full MoE layers cannot be captured: their experts read the number of their tokens on the host",
+            "name captured parts, such as attn moe_router, or add --moe-expert-capacity-factor 1.0 "
+            "--moe-pad-expert-input-to-capacity",
         )
 
 

@@ -249,6 +249,8 @@ GRID = {
     "gpt, graphs, small vocabulary": f"--bf16 {GRAPHS} --vocab-size 120",
     "llama, graphs of mlp": f"--bf16 {LLAMA} {GRAPHS} --cuda-graph-scope mlp {FROM_START}",
     "mixtral, graphs of attention and router": f"--bf16 {LLAMA} {MOE} {GRAPHS} --cuda-graph-scope attn moe_router {FROM_START}",
+    "hybridep, graphs of router": f"--bf16 {LLAMA} {FLEX} --moe-flex-dispatcher-backend hybridep --moe-permute-fusion "
+    f"--expert-model-parallel-size 2 {GRAPHS} --cuda-graph-scope moe_router moe_preprocess",
     "llama, local graphs, tp2": f"--bf16 {LLAMA} --enable-cuda-graph --tensor-model-parallel-size 2",
     "gpt, local graphs": "--bf16 --cuda-graph-impl local",
     "llama, graph of an iteration": f"--bf16 {LLAMA} {FULL_ITERATION}",
