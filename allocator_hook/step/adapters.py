@@ -25,6 +25,8 @@ def add_adapters(job: TrainingJob, config: Any, model: Any) -> None:
     for name, module in list(model.named_modules()):
         if name.rpartition(".")[2] in adapters.targets:
             _add_adapter(name, module, adapters, config)
+    if job.model.head_outputs and model.post_process:
+        model.output_layer.requires_grad_(True)
     if config.recompute_method is not None or adapters.layers == "transformer_engine":
         model.decoder.forward = partial(with_input_gradient, model.decoder.forward)
 

@@ -12,6 +12,7 @@ from allocator_hook.step.families.bert import bert_forward
 from allocator_hook.step.families.llava import llava_forward
 from allocator_hook.step.families.t5 import t5_forward
 from allocator_hook.step.losses import loss_function
+from allocator_hook.step.sample_head import loss_of_samples
 from allocator_hook.step.versions import accepted_by, known_to
 from analyzer.specs import Family, TrainingJob
 
@@ -121,5 +122,9 @@ class ForwardStep:
         run = gpt.build_schedule_plan if return_schedule_plan else model
         masked = known_to(gpt.forward, loss_mask=None)  # before 0.12 the mask is for the loss function only
         options = {name: batch[name] for name in ("labels", *masked)}
+        if self._job.model.head_outputs is not None:
+            options["labels"] = None
         output = run(batch["tokens"], batch["position_ids"], batch["attention_mask"], **options)
+        if self._job.model.head_outputs is not None:
+            return output, loss_of_samples
         return output, partial(loss_function, self._job, batch["loss_mask"])

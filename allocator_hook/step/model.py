@@ -19,6 +19,7 @@ from allocator_hook.step.hybrid import hybrid_model
 from allocator_hook.step.language_model import language_model
 from allocator_hook.step.muon import buffer_layout
 from allocator_hook.step.optimizer_config import ddp_config, uses_torch_fsdp
+from allocator_hook.step.sample_head import replace_output_layer
 from allocator_hook.step.versions import accepted_by, known_to
 from analyzer.errors import AnalyzerError
 from analyzer.specs import Family, MoeSpec, TrainingJob
@@ -100,6 +101,7 @@ def chunk(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
     with torch.device("meta") if starts_from_meta(job) else nullcontext():
         build = _BUILDERS[job.model.family] if job.model.hybrid is None else hybrid_model
         module = build(job, config, pre_process=first, post_process=last, virtual_stage=virtual_stage)
+    replace_output_layer(job, config, module)
     add_adapters(job, config, module)
     freeze_parameters(job, module)
     module.model_type = _encoder_or_decoder()

@@ -20,7 +20,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "linear_attention sparse_attention output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
         "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters "
-        "frozen_parameters".split()
+        "frozen_parameters head_outputs".split()
     ),
     "VisionSpec": frozenset(
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
@@ -73,7 +73,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "cuda_device_max_connections use_cpu_initialization empty_unused_memory_level data_parallel_random_init "
         "allocator_config overlap_moe_expert_parallel_comm early_attention_backward delay_wgrad_compute".split()
     ),
-    "FineTuning": frozenset({"adapter", "freezing", "packed"}),
+    "FineTuning": frozenset({"objective", "method", "adapter", "freezing", "packed", "head_outputs"}),
     "Adapter": frozenset("kind rank alpha targets dropout adapter_dtype base_dtype share_expert_adapters layers source".split()),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),

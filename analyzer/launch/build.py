@@ -162,10 +162,12 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
         return job
     from analyzer.launch.derive.adapters import adapter_spec  # imported for fine-tuning only
     from analyzer.launch.derive.freezing import freeze_spec
+    from analyzer.launch.derive.sample_head import with_head
 
+    job, outputs = with_head(tuning, job)
     adapters, reason = adapter_spec(tuning.adapter, job)
     frozen, counted = freeze_spec(tuning, job)
-    reasons = [each for each in (reason, counted) if each]
+    reasons = [each for each in (reason, counted, outputs) if each]
     withheld = dict.fromkeys([*job.withheld, *reasons, *tuning.not_counted(pipeline=job.parallel.pipeline)])
     if adapters is not None:
         launch.assume(
@@ -177,6 +179,12 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
         launch.assume(
             f"Parameters that {', '.join(tuning.frozen)} freezes have no gradients and no optimizer states. TFLOP/s and MFU count "
             "their gradients too, which are not computed, as Megatron does."
+        )
+    if job.model.head_outputs is not None:
+        launch.assume(
+            f"The output layer is a linear layer with {job.model.head_outputs} output{'s' if job.model.head_outputs > 1 else ''}."
+            if job.model.head_outputs
+            else "The output is that of the final norm, divided by its length: there is no output layer."
         )
     length = _sample_length(launch, job)
     model = replace(job.model, adapters=adapters, frozen_parameters=frozen, sample_length=length)

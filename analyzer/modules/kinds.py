@@ -237,6 +237,10 @@ class ModuleKind(Enum):
     NORM = _without_gemms(Kernels.NORM)
     """Another norm of hidden states: in multi-token prediction, in the head of BERT, before and after a vision encoder."""
     OUTPUT_LAYER = KindFacts(Kernels.OUTPUT_LAYER, Gemms.MEGATRON, Parallel.COLUMN)
+    SAMPLE_HEAD = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)
+    """A linear layer with few outputs in place of the output layer."""
+    NORMALIZED_OUTPUT = _without_gemms(Kernels.COPIES)
+    """Hidden states that are divided by their length, in place of the output layer."""
     HEAD_PROJECTION = KindFacts(Kernels.HEAD_PROJECTION, Gemms.PYTORCH, Parallel.NONE)
     """The linear layer of BERT before its output layer."""
     POOLER = KindFacts(Kernels.FIRST_TOKENS, Gemms.PYTORCH, Parallel.NONE)

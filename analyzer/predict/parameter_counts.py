@@ -29,6 +29,7 @@ def parameter_counts(model: ModelSpec, tree: Module) -> ParameterCounts:
     routed = sum(each.full_numel for each in every if each.sharding == "expert")
     routed -= sum(each.full_numel for each in adapters if each.sharding == "expert")
     padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
+    padding //= 1 if model.head_outputs is None else 2  # the output layer has no rows of the vocabulary
     return ParameterCounts(
         total=total,
         unpadded=total - padding,

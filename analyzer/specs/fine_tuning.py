@@ -124,6 +124,8 @@ class FineTuning:
     """Whether several samples are packed into a sequence, which attend to themselves only."""
     sample_length: int | None = None
     """Tokens of each of them; None if the launch does not tell."""
+    head_outputs: int | None = None
+    """Outputs of a linear head in place of the output layer; 0 for normalized hidden states. None for logits of the vocabulary."""
     longest_counted: bool = False
     """Whether each sample is counted with the longest length, and shorter ones need less memory: no packing, no padding to it."""
 
@@ -150,7 +152,7 @@ class FineTuning:
         elif self.objective == "preference" and self.reference_copies:
             if pipeline > 1:
                 yield f"the messages of the reference model between pipeline stages are not counted{method}"
-        elif self.objective not in ("language model", "reinforcement", "preference"):
+        elif self.objective not in ("language model", "reinforcement", "preference") and self.head_outputs is None:
             yield f"the loss of {self.method or self.objective} is counted as that of a language model"
         if self.objective == "reinforcement" and estimated and not missing:
             yield f"the phases beside the update{method} are estimates, listed below"

@@ -327,6 +327,9 @@ class ModelSpec:
     """Adapters, which are trained in place of all other weights."""
     sample_length: int | None = None
     """Tokens of each of the samples that are packed into a sequence, and attend to themselves only; None for one sample."""
+    head_outputs: int | None = None
+    """Outputs of a linear layer in place of the output layer, such as 1 for a reward; 0 for a model that returns its normalized
+    hidden states. None for logits of the vocabulary and their cross entropy."""
     frozen_parameters: FreezeSpec | None = None
     """Parameters of a GPT that are not trained."""
 
@@ -349,6 +352,11 @@ class ModelSpec:
     def gated(self) -> bool:
         """Whether fc1 computes a gate and an up-projection, with a total width of 2 · ffn_hidden_size."""
         return self.activation in ("swiglu", "geglu", "quick_geglu")
+
+    @property
+    def logits(self) -> int:
+        """Outputs of the output layer, or of the linear head in its place."""
+        return self.padded_vocab_size if self.head_outputs is None else self.head_outputs
 
     @property
     def query_projection_size(self) -> int:

@@ -14,7 +14,9 @@ from analyzer.frameworks import yaml_files
 from analyzer.frameworks.prepare import framework_of, prepare
 from analyzer.frameworks.recognize import recognize
 from analyzer.memory.ranks import highest_rank
+from analyzer.passes.stages import full_model
 from analyzer.predict.formula import predict
+from analyzer.predict.parameter_counts import parameter_counts
 from analyzer.script.stand_ins.python_command import trains
 from tests.frameworks.files import batch, job, layout, write
 
@@ -148,6 +150,21 @@ def test_a_reference_model_has_the_weights_of_the_trained_one(tmp_path: Path) ->
 def test_a_second_sequence_of_kto_needs_no_gradients(tmp_path: Path) -> None:
     words = "megatron rlhf --rlhf_type kto --model Qwen/Qwen3-8B --micro_batch_size 2 --global_batch_size 16 --max_length 2048"
     assert batch(job(tmp_path, *words.split(), "--info-world-size", "8")) == (2, 16, 2048)
+
+
+@pytest.mark.parametrize(
+    ("options", "outputs", "embeddings"),
+    [("task_type: seq_cls\nnum_labels: 5\n", 5, 1), ("task_type: embedding\n", 0, 1), ("rlhf_type: rm\n", 1, 1), ("", None, 2)],
+)
+def test_heads_of_few_outputs_replace_the_output_layer(tmp_path: Path, options: str, outputs: int | None, embeddings: int) -> None:
+    """`GPTModel.__init__` of mcore-bridge. Qwen3-8B: 151936 tokens, a hidden size of 4096, and 6,946,075,648 other parameters."""
+    sizes = "model: Qwen/Qwen3-8B\nmax_length: 512\nmicro_batch_size: 2\ntensor_model_parallel_size: 4\npacking: true\n"
+    write(tmp_path, {"train.yaml": sizes + options})
+    found = job(tmp_path, "megatron", "rlhf" if "rlhf" in options else "sft", "train.yaml", "--info-world-size", "8")
+    assert found.model.head_outputs == outputs
+    assert found.withheld == ()
+    counted = parameter_counts(found.model, full_model(found)).unpadded
+    assert counted == 6_946_075_648 + 151936 * 4096 * embeddings + 4096 * (outputs or 0)
 
 
 def test_messages_of_a_reference_model_get_no_verdict(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from analyzer.time.work.context import work_context
 from analyzer.time.work.kernels import Gemm
 from analyzer.time.work.of_module import formula, work_of
 from tests.allocator_hook.shadow.adapter_layouts import adapter_fields
+from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS
 from tests.allocator_hook.shadow.test_formulas_against_shadow import SINCE, words_of
 from tests.job_of import job_of
 
@@ -46,6 +47,8 @@ LAYOUTS = (
     "heterogeneous layers",
     "overlapped microbatches, delayed weight gradients, cp2 pp2",
     "sparse attention",
+    "head, reward, adapters",
+    "head, embedding",
 )
 """Together they have modules of every kind."""
 SPLIT = (
@@ -64,6 +67,7 @@ def job_of_layout(name: str) -> TrainingJob:
     arguments, world, options = parse([*words_of(name), *release], environ={}, folder=Path("/nowhere"))
     gpu, _ = hardware(options.gpu, None)
     job = build(arguments, world, environ={}, gpu=gpu, folder=Path("/nowhere"))
+    job = replace(job, model=replace(job.model, head_outputs=HEAD_OUTPUTS.get(name)))
     if job.model.adapters is None:
         return job
     return replace(job, model=replace(job.model, adapters=replace(job.model.adapters, **adapter_fields(name))))

@@ -45,6 +45,8 @@ _OBJECTIVES: Final[dict[str, tuple[Objective, str]]] = {
 _REFERENCED: Final = ("dpo", "kto")
 _HEADS: Final = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """Values of `--task_type` with another head or loss."""
+_LABELS: Final = 2
+"""Labels of a classification without `--num_labels`: the default of a configuration of transformers."""
 _FROZEN: Final = ("--freeze_parameters", "--freeze_parameters_ratio", "--freeze_parameters_regex")
 """Options that act on a training of all parameters only (`prepare_mcore_model`)."""
 
@@ -64,6 +66,7 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
     task = launch.word("--task_type") or ""
     if task in _HEADS and not kind:
         objective, method = "classification", task
+    outputs = _head_outputs(launch, "seq_cls" if kind == "rm" else task)
     adapter = _swift_adapter(launch)
     phases: tuple[Phase, ...] = ()
     if kind in _REFERENCED:  # `null_ref_context`: with adapters the model without them
@@ -82,10 +85,20 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
         frozen=frozen,
         freezing=freezing,
         phases=phases,
+        head_outputs=outputs,
         sequences_per_sample=2 if kind in PAIRED else 1,
         packed=_true(launch, "--packing"),
         longest_counted=launch.has("--max_length") and not _true(launch, "--packing"),
     )
+
+
+def _head_outputs(launch: LaunchOptions, task: str) -> int | None:
+    """The outputs of the head that `--task_type` selects: labels, 1 for a reward, or none for an embedding."""
+    if task == "embedding":
+        return 0
+    if task != "seq_cls":
+        return None
+    return 1 if launch.word("--rlhf_type") == "rm" else launch.integer("--num_labels", _LABELS)
 
 
 def _freezing(launch: LaunchOptions) -> FreezeSpec:

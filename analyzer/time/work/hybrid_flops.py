@@ -25,7 +25,7 @@ def hybrid_flops(job: TrainingJob) -> float:
     letters = hybrid.pattern + hybrid.mtp_pattern * depths
     counted = letters if job.core.flops_of_experts else letters.replace("E", "")
     layers = sum(_OF_LETTER[letter](model, sequence) for letter in counted if letter in _OF_LETTER)
-    logits = 2 * model.hidden_size * model.padded_vocab_size * (1 + depths)
+    logits = 2 * model.hidden_size * model.logits * (1 + depths)
     return float(job.batch.global_batch_size * sequence * (layers + logits) * _PASSES)
 
 

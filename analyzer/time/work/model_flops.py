@@ -97,7 +97,7 @@ def _squares(job: TrainingJob) -> int:
 
 def _logits(model: ModelSpec) -> float:
     """The output layer relative to 12 · layers · h²."""
-    return model.padded_vocab_size / (2 * model.num_layers * model.hidden_size)
+    return model.logits / (2 * model.num_layers * model.hidden_size)
 
 
 def _query_ratio(model: ModelSpec) -> float:
@@ -110,7 +110,7 @@ def _until_0_4(job: TrainingJob) -> float:
         1
         + model.num_query_groups / (5 * model.num_attention_heads)
         + sequence / (5 * model.hidden_size)
-        + model.padded_vocab_size / (10 * model.num_layers * model.hidden_size)
+        + model.logits / (10 * model.num_layers * model.hidden_size)
     )
 
 
@@ -169,7 +169,7 @@ def _mtp_and_logits(model: ModelSpec) -> tuple[int, int]:
     hidden, mtp = model.hidden_size, model.mtp_num_layers
     return (
         _PASSES * _FMA * mtp * (3 * hidden + 2 * hidden * hidden),
-        _PASSES * _FMA * hidden * model.padded_vocab_size * (mtp + 1),
+        _PASSES * _FMA * hidden * model.logits * (mtp + 1),
     )
 
 

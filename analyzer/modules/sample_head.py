@@ -1,0 +1,68 @@
+"""The head of a model that scores or embeds samples, in place of output layer and cross entropy.
+
+Source: `GPTModel.__init__`, `OutputLayerLinear` and `GPTModel._postprocess` of mcore-bridge 1.6.5 (model/gpt_model.py), and
+`get_last_tokens` of ms-swift 4.6. The loss reads the last token of each sample; its tensors are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Parameter, Tensor, for_weight, total_bytes
+
+
+def sample_head(shapes: Shapes) -> tuple[Module, ...]:
+    """The modules after the final norm of the decoder."""
+    return (_linear(shapes) if shapes.model.head_outputs else _normalized(shapes),)
+
+
+def _linear(shapes: Shapes) -> Module:
+    """[s, b, h] → [s, b, n], with a weight that tensor-parallel ranks share. Under sequence parallelism each has its tokens."""
+    model = shapes.model
+    outputs = model.head_outputs
+    assert outputs, "the head has outputs"
+    rows = shapes.s_split
+    weight = Parameter(
+        name="weight", shape=(outputs, model.hidden_size), dtype=shapes.dtype, sequence_parallel=shapes.t > 1 and shapes.sp
+    )
+    return Module(
+        name="output_layer",
+        kind=ModuleKind.SAMPLE_HEAD,
+        parameters=(weight,),
+        saved=for_weight((shapes.hidden("input", made_in=f"decoder.{model.final_norm}"),)),
+        forward_workspace=(Tensor(name="output", shape=(rows, shapes.b, outputs), dtype=shapes.dtype, formula="2·s·b·n"),),
+        backward_workspace=(shapes.hidden("input gradient"),),
+        collectives=_gather(shapes, outputs),
+        source="mcore_bridge.model.gpt_model.OutputLayerLinear",
+    )
+
+
+def _normalized(shapes: Shapes) -> Module:
+    """`F.normalize`: hidden states divided by their length. Under sequence parallelism all ranks gather them."""
+    model = shapes.model
+    lengths = Tensor(name="lengths", shape=(shapes.s_split, shapes.b, 1), dtype=shapes.dtype, formula="2·s·b")
+    output = shapes.hidden("normalized hidden states", gathered=True)
+    in_fp32 = shapes.hidden("hidden states in fp32", gathered=True, dtype="fp32")  # `Float16Module.forward`
+    gradient = replace(output, name="output gradient")
+    conversion = (replace(in_fp32, name="output gradient in fp32"), gradient)
+    names = ("quotient gradient", "negative gradient", "square", "product")
+    division = (gradient, *(shapes.hidden(name) for name in names))
+    return Module(
+        name="output_layer",
+        kind=ModuleKind.NORMALIZED_OUTPUT,
+        saved=(shapes.hidden("input", made_in=f"decoder.{model.final_norm}"), lengths, replace(lengths, name="divisors")),
+        forward_workspace=(output, in_fp32),
+        backward_workspace=max(conversion, division, key=total_bytes),
+        collectives=_gather(shapes, model.hidden_size),
+        source="torch.nn.functional.normalize",
+    )
+
+
+def _gather(shapes: Shapes, width: int) -> tuple[Collective, ...]:
+    """The gathered output; its gradient is split without a message (`tensor_parallel_output_grad=False`)."""
+    if not shapes.sp:
+        return ()
+    shape = (shapes.s, shapes.b, width)
+    return (Collective(kind="all_gather", group="tp", shape=shape, dtype=shapes.dtype, phase="forward"),)
