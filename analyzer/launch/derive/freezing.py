@@ -52,7 +52,9 @@ def _not_modelled(spec: FreezeSpec, job: TrainingJob) -> Iterator[str]:
         "for single experts": any(re.search(r"(?:weight|bias)\d", each) for each in spec.words),
         "in experts that run one after the other": model.moe is not None
         and (not model.moe.grouped_gemm or model.moe.legacy_grouped_gemm),
-        "with FP8": fp8 is not None,
+        "with FP4": fp8 is not None and fp8.recipe == "nvfp4",
+        "with FP8 and full recompute": fp8 is not None and job.recompute.granularity == "full",
+        "with FP8 and latent attention": fp8 is not None and model.mla is not None,
         "with FSDP": job.fsdp is not None,
         "with CUDA graphs": job.graphs is not None,
         "with activation offloading": job.activation_offload is not None,

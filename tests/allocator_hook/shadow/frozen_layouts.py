@@ -20,6 +20,11 @@ _LATENT: Final = (
     "--qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 --q-lora-rank 192"
 )
 _FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
+_FP8: Final = "--fp8-format hybrid --fp8-recipe tensorwise"
+_MXFP8: Final = (
+    "--info-gpu B200 --fp8-recipe mxfp8 --fp8-format e4m3 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag "
+    "--overlap-grad-reduce --overlap-param-gather"
+)
 _SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
 _EARLY: Final = FreezeSpec(prefixes=("embedding", "decoder.layers.0.", "decoder.layers.1."))
 _ATTENTION: Final = FreezeSpec(pattern=r"self_attention")
@@ -55,6 +60,18 @@ _SPECS: Final = {
     "all but the last layer, experts": (f"{_LLAMA} {_EXPERTS}", FreezeSpec(prefixes=("",), trained_prefixes=("decoder.layers.3",))),
     "experts of two layers": (f"{_LLAMA} {_EXPERTS}", FreezeSpec(pattern=r"layers\.[23].*\.experts\.")),
     "routers": (f"{_LLAMA} {_EXPERTS}", FreezeSpec(pattern=r"router")),
+    "early layers, fp8": (f"{_LLAMA} {_FP8}", _EARLY),
+    "early layers, fp8 blockwise": (f"{_LLAMA} --fp8-format e4m3 --fp8-recipe blockwise", _EARLY),
+    "early layers, stored mxfp8": (f"{_LLAMA} {_MXFP8}", _EARLY),
+    "all but attention, fp8": (f"{_LLAMA} {_FP8}", FreezeSpec(prefixes=("",), trained_pattern=r"self_attention")),
+    "attention, stored fp8, tp2 sp": (f"{_LLAMA} {_SP} {_FP8} --fp8-param-gather", _ATTENTION),
+    "attention, stored fp8 delayed": (f"{_LLAMA} --fp8-format hybrid --fp8-param-gather", _ATTENTION),
+    "first projections, fp8, b200": (f"{_LLAMA} {_FP8} --info-gpu B200", FreezeSpec(pattern=r"linear_(qkv|fc1)\.weight")),
+    "experts, fp8": (f"{_LLAMA} {_EXPERTS} {_FP8}", FreezeSpec(pattern=r"\.experts\.")),
+    "attention, fp8 blockwise, pp2": (
+        f"{_LLAMA} --fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather --pipeline-model-parallel-size 2",
+        _ATTENTION,
+    ),
     "latent attention": (f"{_LATENT}", _ATTENTION),
     "early layers, latent attention and experts": (f"{_LATENT} {_EXPERTS}", _EARLY),
 }
