@@ -277,9 +277,9 @@ def _largest(problem: Problem, options: InfoOptions) -> Limit:
 def _workers(options: InfoOptions, space: Space) -> Iterator[Workers]:
     """The workers that the options name. Without the option, small searches do not start processes."""
     from analyzer.layout_search.executors import workers
-    from analyzer.layout_search.search import SMALL, candidates
+    from analyzer.layout_search.search import SMALL
 
-    where = "1" if options.workers is None and candidates(space) < SMALL else options.workers
+    where = "1" if options.workers is None and space.candidates < SMALL else options.workers
     with workers(where) as found:
         yield found
 

@@ -14,7 +14,7 @@ from analyzer.layout_search.evaluation import Evaluation
 from analyzer.layout_search.options import as_text
 from analyzer.layout_search.problem import Problem
 from analyzer.layout_search.result import ERROR_OF_ORDER, order
-from analyzer.layout_search.smallest_change import Changed, Values, changed_layouts, fastest, other_values
+from analyzer.layout_search.smallest_change import Changed, Values, changed_layouts, fastest, fits_states, other_values
 from analyzer.layout_search.split_jobs import changed_options
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.ranks import rank_classes
@@ -49,10 +49,11 @@ def advise(problem: Problem, *, before: int, timed: bool, keep: Sequence[str] = 
         values, slow = other_values(space), not is_screened(problem.given)
         if slow:
             values = {name: _spread(each, OF_SLOW) for name, each in values.items()}
-        singles = list(changed_layouts(space, values, 1))
-        found = fastest(space, singles)
+        may_fit = fits_states(space)
+        found = fastest(space, changed_layouts(space, values, 1, may_fit))
+        singles = [] if found else list(changed_layouts(space, values, 1))
         if not found and not slow:
-            found = fastest(space, changed_layouts(space, _of_pairs(singles, values), 2))
+            found = fastest(space, changed_layouts(space, _of_pairs(singles, values), 2, may_fit))
         if found:
             return tuple(_advice(each, before, timed=timed) for each in sorted(found.values(), key=order)[:MOST])
         return _insufficient(space, singles, before)

@@ -27,10 +27,10 @@ from analyzer.layout_search.space import (
     Sizes,
     Split,
     Stages,
+    distributions,
     divides,
     divisors,
     splits,
-    stages_of,
 )
 from analyzer.memory.chunk_memory import chunk_figures
 from analyzer.memory.screen import kinds_of_stages
@@ -177,12 +177,36 @@ class Space:
 
     def stages(self, split: Split) -> Iterator[Stages]:
         """The distributions of layers for a split, that of the launch last."""
-        given, runs = self.given.stages, self.problem.runs
-        for stages in stages_of(split, self.sizes, self.scale):
-            if self.may_have(stages) and not (runs and self._is_given(stages)):
-                yield stages
-        if runs and divides(split, given.pipeline, self.scale):
-            yield given
+        for pipeline in self.sizes.pipeline:
+            if divides(split, pipeline, self.scale):
+                yield from self._distributions(pipeline)
+        if self.problem.runs and divides(split, self.given.stages.pipeline, self.scale):
+            yield self.given.stages
+
+    def _distributions(self, pipeline: int) -> tuple[Stages, ...]:
+        """The distributions of layers over a number of pipeline ranks, without that of the launch."""
+        if pipeline not in self._known_distributions:
+            sizes, runs = self.sizes, self.problem.runs
+            every = distributions(pipeline, self.scale.layers, tuple(sizes.virtual), tuple(sizes.uneven))
+            found = tuple(each for each in every if self.may_have(each) and not (runs and self._is_given(each)))
+            self._known_distributions[pipeline] = found
+        return self._known_distributions[pipeline]
+
+    @cached_property
+    def _known_distributions(self) -> dict[int, tuple[Stages, ...]]:
+        return {}
+
+    @cached_property
+    def candidates(self) -> int:
+        """The number of layouts whose sizes divide the world and the batch."""
+        ways = {each: sum(len(self.recomputes(stages)) for stages in self._distributions(each)) for each in self.sizes.pipeline}
+        given, count = self.given.stages, 0
+        for split in self.splits():
+            layouts = sum(number for pipeline, number in ways.items() if divides(split, pipeline, self.scale))
+            if self.problem.runs and divides(split, given.pipeline, self.scale):
+                layouts += len(self.recomputes(given))
+            count += layouts * len(list(self.settings_of(split)))
+        return count
 
     def may_have(self, stages: Stages) -> bool:
         """Whether a distribution may be used: if layers are not searched, a launch with its own one keeps it in a pipeline.

@@ -55,13 +55,18 @@ def evaluate(
 
     `is_needed` is called with the seconds of an iteration. If it is false the memory is not computed, and the result is None.
     """
+    seconds, parts = seconds_of(job, speed, rates)
+    return with_memory(layout, options, job, speed, seconds, parts) if is_needed(seconds) else None
+
+
+def with_memory(
+    layout: Layout, options: dict[str, object], job: TrainingJob, speed: SpeedSpec, seconds: float, parts: dict[str, float]
+) -> Evaluation | None:
+    """The evaluation of a layout whose time is known; None if it does not fit, or only because PyTorch frees unused segments."""
     capacity = job.hardware.capacity_bytes
     if capacity is None:
         raise AnalyzerError("the capacity of the GPU is not known")
-    seconds, parts = seconds_of(job, speed, rates)
-    if not is_needed(seconds):
-        return None
-    ranks = rank_classes_unlimited(job)
+    ranks = rank_classes_unlimited(job, enough_bytes=capacity)
     device_bytes = highest(ranks).memory.device_bytes
     if device_bytes > capacity:
         return None

@@ -212,10 +212,17 @@ def workers(where: str | None) -> Iterator[Workers]:
         from analyzer.layout_search.processes import ProcessExecutor
 
         executor = ProcessExecutor(place)
+        for _ in range(place):  # so that they are ready for the first round
+            executor.submit(_import)
         try:
             yield RemoteWorkers(executor)
         finally:
             executor.shutdown(cancel_futures=True)
+
+
+def _import() -> None:
+    """Imports what a task needs."""
+    import analyzer.layout_search.nodes  # noqa: F401
 
 
 def usual_workers() -> int:

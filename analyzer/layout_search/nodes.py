@@ -1,7 +1,8 @@
 """The nodes of a search: splits, distributions of layers, and complete layouts, each with a lower bound of its time.
 
 A split is expanded into its distributions of layers, a distribution into its layouts, one for each way to recompute activations,
-and a layout is evaluated. Every bound is at most that of what the node is expanded into.
+and a layout is evaluated. A split with experts is first replaced by itself with a better bound. Every bound is at most that of what
+the node is expanded into.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
 from analyzer.errors import AnalyzerError
@@ -51,6 +52,8 @@ class Node(NamedTuple):
     split: Split
     stages: Stages | None = None
     recompute: Recompute | None = None
+    counts_experts: bool = True
+    """Of a split: whether the bound of the time has its experts and its exchange of tokens."""
 
 
 class Cutoffs(NamedTuple):
@@ -78,6 +81,7 @@ class Cutoffs(NamedTuple):
 def root_nodes(space: Space, *, timed: bool = True) -> Iterator[Node]:
     """A node for each split and setting that may fit. If not `timed`, without bounds of the time."""
     floors, states = [Floors(space, setting) for setting in range(len(space.settings))], StateFloors(space)
+    counts_experts = not timed or space.problem.given.model.moe is None
     for split in space.splits():
         for setting in space.settings_of(split):
             device_bytes = states.of(setting, split)
@@ -85,7 +89,7 @@ def root_nodes(space: Space, *, timed: bool = True) -> Iterator[Node]:
                 continue
             floor = floors[setting].of(split) if timed else 0.0
             if floor is not None:
-                yield Node(floor, device_bytes, setting, split)
+                yield Node(floor, device_bytes, setting, split, counts_experts=counts_experts)
 
 
 def with_more_overlaps(space: Space, layouts: Iterable[Layout]) -> Iterator[Node]:
@@ -108,6 +112,7 @@ class Expander:
     def __init__(self, space: Space) -> None:
         self.space = space
         self._attention = lru_cache(maxsize=64)(_no_figures)
+        self._floors = lru_cache(maxsize=None)(partial(Floors, space))
         self._figures = lru_cache(maxsize=64)(self._split_figures)
         self._variants = lru_cache(maxsize=64)(self._split_variants)
         self._evaluated = 0
@@ -117,7 +122,10 @@ class Expander:
         if node.recompute is not None:
             self._collect()
             return self._evaluation(node, cutoffs)
-        found = self._distributions(node, cutoffs) if node.stages is None else self._layouts(node, timed=cutoffs.timed)
+        if node.stages is not None:
+            found = self._layouts(node, timed=cutoffs.timed)
+        else:
+            found = self._distributions(node, cutoffs) if node.counts_experts else self._with_experts(node)
         return [each for each in found if cutoffs.needs(each.seconds, each.device_bytes)]
 
     def _collect(self) -> None:
@@ -132,6 +140,12 @@ class Expander:
         if found is None:
             return None
         return found, SplitFigures(found.job, problem.speed, problem.rates, attention=self._of_attention(setting, split))
+
+    def _with_experts(self, node: Node) -> Iterator[Node]:
+        """A split with a better bound of its time."""
+        seconds = self._floors(node.setting).with_experts(node.split, node.seconds)
+        if seconds is not None:
+            yield node._replace(seconds=seconds * ROUNDING, counts_experts=True)
 
     def _distributions(self, node: Node, cutoffs: Cutoffs) -> Iterator[Node]:
         """The distributions of layers of a split. Their memory is looked at first: its bound is cheap, and leaves out many."""
@@ -160,17 +174,15 @@ class Expander:
             return
         layout = Layout(node.setting, node.split, stages, base_recompute(space))
         job = job_of_layout(space, layout)
-        choices = space.recomputes(stages)
-        if job is not None:
-            base = Bounds(node.seconds, node.device_bytes)
-            variants = self._variants(node.setting, node.split, self._typical_stages(node, stages, job))
-            cheap = variants.bounds(job, choices, base, timed=timed)
+        choices, base = space.recomputes(stages), Bounds(node.seconds, node.device_bytes)
+        if job is None:
+            found: Iterable[tuple[Recompute, Bounds]] = ((recompute, base) for recompute in choices)
         else:
-            cheap = [(recompute, Bounds(node.seconds, node.device_bytes)) for recompute in choices]
-        for recompute, bound in cheap:
-            if bound.device_bytes <= space.problem.capacity:
-                seconds = max(node.seconds, bound.seconds * ROUNDING)
-                yield node._replace(seconds=seconds, device_bytes=bound.device_bytes, recompute=recompute)
+            variants = self._variants(node.setting, node.split, self._typical_stages(node, stages, job))
+            found = variants.bounds(job, choices, base, capacity=space.problem.capacity, timed=timed)
+        for recompute, bound in found:
+            seconds = max(node.seconds, bound.seconds * ROUNDING)
+            yield node._replace(seconds=seconds, device_bytes=bound.device_bytes, recompute=recompute)
 
     def _typical_stages(self, node: Node, stages: Stages, job: TrainingJob) -> Stages:
         """A distribution of layers whose jobs have the modules of `job`: the first legal one, unless it excludes other options."""

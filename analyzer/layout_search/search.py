@@ -186,7 +186,7 @@ def search_space(
     ended = ""
     with collector_paused():
         # first, so that workers get the space with what this has computed
-        number = 0 if aim == "any" else candidates(space)
+        number = 0 if aim == "any" else space.candidates
         given = _given(space)
         try:
             if given is not None:
@@ -268,14 +268,5 @@ def _given(space: Space) -> Evaluation | None:
 def aim_of(space: Space, *, thorough: bool | None = None) -> Aim:
     """What to search for: all of the result if that is wanted, or by default (None) if it takes a few seconds."""
     if thorough is None:
-        thorough = candidates(space) < FEW
+        thorough = space.candidates < FEW
     return "table" if thorough else "fastest"
-
-
-def candidates(space: Space) -> int:
-    """The number of layouts whose sizes divide the world and the batch."""
-    count = 0
-    for split in space.splits():
-        settings = len(list(space.settings_of(split)))
-        count += settings * sum(len(space.recomputes(stages)) for stages in space.stages(split))
-    return count

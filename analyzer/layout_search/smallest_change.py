@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from math import inf
 from typing import Final, NamedTuple
 
 from analyzer.errors import AnalyzerError
 from analyzer.layout_search.dimensions import Space
-from analyzer.layout_search.evaluation import Evaluation, evaluate
+from analyzer.layout_search.evaluation import Evaluation, seconds_of, with_memory
 from analyzer.layout_search.result import order
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages, distributions
 from analyzer.layout_search.split_jobs import changed_options, job_of_layout
+from analyzer.layout_search.state_floors import StateFloors
 from analyzer.memory.screen import screen
 from analyzer.specs import TrainingJob
 
@@ -44,12 +43,18 @@ def smallest_change(space: Space) -> Evaluation | None:
     The dimensions are the sizes of tensor, context, expert and expert-tensor parallelism, the micro-batch size, sequence
     parallelism, the distribution of layers over the pipeline, recomputation, and the other options that are changed together.
     """
-    values = other_values(space)
+    values, may_fit = other_values(space), fits_states(space)
     for count in range(1, MOST + 1):
-        found = fastest(space, changed_layouts(space, values, count))
+        found = fastest(space, changed_layouts(space, values, count, may_fit))
         if found:
             return min(found.values(), key=order)
     return None
+
+
+def fits_states(space: Space) -> Callable[[Layout], bool]:
+    """Whether a lower bound of the model states of a layout fits."""
+    states, capacity = StateFloors(space), space.problem.capacity
+    return lambda layout: states.of_layout(layout) <= capacity
 
 
 def fastest(space: Space, layouts: Iterable[Changed], *, within: float = inf) -> dict[tuple[str, ...], Evaluation]:
@@ -59,27 +64,43 @@ def fastest(space: Space, layouts: Iterable[Changed], *, within: float = inf) ->
     """
     problem = space.problem
     found: dict[tuple[str, ...], Evaluation] = {}
+    slow: list[Recompute] = []
+    """Recomputations that take so long that one of more modules, which takes longer, is not the fastest."""
     for changed in layouts:
         if changed.least_bytes > problem.capacity:
             continue
         options = changed_options(space, changed.layout)
         if not options:
             continue
-        best = found.get(changed.names)
+        best, recompute = found.get(changed.names), changed.layout.recompute
         limit = within if best is None else best.iteration_seconds
+        only_recompute = changed.names == ("recompute",)
+        if only_recompute and any(_recomputes_more(recompute, each) for each in slow):
+            continue
         try:
-            each = evaluate(
-                changed.layout, options, changed.job, problem.speed, problem.rates, is_needed=partial(operator.ge, limit)
-            )
+            seconds, parts = seconds_of(changed.job, problem.speed, problem.rates)
+            is_needed = seconds <= limit
+            each = with_memory(changed.layout, options, changed.job, problem.speed, seconds, parts) if is_needed else None
         except AnalyzerError:
             continue
+        if only_recompute and (each is not None or not is_needed):
+            slow.append(recompute)
         if each is not None and (best is None or order(each) < order(best)):
             found[changed.names] = each
     return found
 
 
-def changed_layouts(space: Space, values: Values, count: int) -> Iterator[Changed]:
-    """The legal layouts that differ from the launch in `count` dimensions."""
+def _recomputes_more(recompute: Recompute, other: Recompute) -> bool:
+    """Whether a recomputation has the modules of another, and others: it takes longer."""
+    if "full" in (recompute.granularity, other.granularity):
+        return False
+    return set(recompute.modules).issuperset(other.modules)
+
+
+def changed_layouts(
+    space: Space, values: Values, count: int, is_needed: Callable[[Layout], bool] = lambda _: True
+) -> Iterator[Changed]:
+    """The legal layouts that differ from the launch in `count` dimensions, those that are needed."""
     known: set[Layout] = set()
     for names in combinations(values, count):
         for chosen in product(*(values[name] for name in names)):
@@ -87,6 +108,8 @@ def changed_layouts(space: Space, values: Values, count: int) -> Iterator[Change
             if layout in known:
                 continue
             known.add(layout)
+            if not is_needed(layout):
+                continue
             try:
                 job = job_of_layout(space, layout)
                 if job is not None:

@@ -110,13 +110,6 @@ def divides(split: Split, pipeline: int, scale: Scale) -> bool:
     )
 
 
-def stages_of(split: Split, sizes: Sizes, scale: Scale) -> Iterator[Stages]:
-    """The distributions of layers for a split."""
-    for pipeline in sizes.pipeline:
-        if divides(split, pipeline, scale):
-            yield from distributions(pipeline, scale.layers, tuple(sizes.virtual), tuple(sizes.uneven))
-
-
 @lru_cache(maxsize=256)
 def distributions(pipeline: int, layers: int, virtual: tuple[int, ...], uneven: tuple[int, ...]) -> tuple[Stages, ...]:
     """Equal stages, or other numbers of layers on the first and the last pipeline rank."""

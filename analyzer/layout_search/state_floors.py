@@ -12,7 +12,7 @@ from typing import Final
 from analyzer.layout_search.bounds import ChunkParameters, parameters_of
 from analyzer.layout_search.dimensions import Space
 from analyzer.layout_search.overlaps import OVERLAPS
-from analyzer.layout_search.space import Split, Stages, divides
+from analyzer.layout_search.space import Layout, Split, Stages, divides
 from analyzer.layout_search.split_jobs import resized
 from analyzer.memory.screen import least_state_bytes
 from analyzer.modules.inputs import module_inputs
@@ -31,17 +31,35 @@ class StateFloors:
     def __init__(self, space: Space) -> None:
         self._space = space
         self._models: dict[int, ChunkParameters] = {}
+        self._averages: dict[tuple[Split, int], int] = {}
 
     def of(self, setting: int, split: Split) -> int:
         """Bytes of the model states on the rank with the most, at least; 0 if options of the setting change them."""
         space = self._space
-        if not set(OVERLAPS).issuperset(space.settings[setting].changes):
-            return 0
         sizes = [each for each in space.sizes.pipeline if divides(split, each, space.scale)]
-        return min((self._on_average(split, pipeline) for pipeline in sizes), default=0)
+        return min((self._on_average(split, pipeline) for pipeline in sizes), default=0) if self._covers(setting) else 0
+
+    def of_layout(self, layout: Layout) -> int:
+        """The same for one layout; 0 also if its sizes do not divide the world."""
+        split, pipeline = layout.split, layout.stages.pipeline
+        covered = self._covers(layout.setting) and divides(split, pipeline, self._space.scale)
+        return self._on_average(split, pipeline) if covered else 0
+
+    def _covers(self, setting: int) -> bool:
+        """Whether no option of a setting changes the model states."""
+        return set(OVERLAPS).issuperset(self._space.settings[setting].changes)
 
     def _on_average(self, split: Split, pipeline: int) -> int:
-        """Bytes of the states of a rank with the average number of parameters."""
+        """Bytes of the states of a rank with the average number of parameters.
+
+        They are sharded over data- and context-parallel ranks together, and do not depend on the microbatch.
+        """
+        key = (split._replace(context=1, micro_batch=1), pipeline)
+        if key not in self._averages:
+            self._averages[key] = self._computed(*key)
+        return self._averages[key]
+
+    def _computed(self, split: Split, pipeline: int) -> int:
         job = resized(self._space.problem.given, split, Stages(pipeline))
         model = self._model(split.tensor)
         dense = model.dense // pipeline

@@ -7,9 +7,10 @@ attention keeps copies of what the up projections of latent attention compute, s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
+from math import inf
 from typing import NamedTuple
 
 from analyzer.layout_search.bounds import BlockCache, Bounds, SplitFigures, least_seconds, parameters_of_rank, plan_of
@@ -37,12 +38,18 @@ class Variants:
         self._attention = attention
 
     def bounds(
-        self, job: TrainingJob, recomputes: Iterable[Recompute], base: Bounds, *, timed: bool = True
-    ) -> list[tuple[Recompute, Bounds]]:
-        """The bounds of each recomputation of a job. `base`: those of the job without, which are at most as high. If not `timed`,
-        the bounds of the time are those of `base`."""
-        of_job = _OfJob(job, self._of, base, self._speed, self._rates, timed=timed)
-        return [(recompute, base if recompute.given else of_job.bounds(recompute)) for recompute in recomputes]
+        self, job: TrainingJob, recomputes: Iterable[Recompute], base: Bounds, *, capacity: float = inf, timed: bool = True
+    ) -> Iterator[tuple[Recompute, Bounds]]:
+        """The bounds of each recomputation of a job with at most `capacity` bytes.
+
+        `base`: those of the job without, which are at most as high. If not `timed`, the bounds of the time are those of `base`.
+        """
+        of_job = _OfJob(job, self._of, base, self._speed, self._rates)
+        for recompute in recomputes:
+            device_bytes = base.device_bytes if recompute.given else of_job.device_bytes(recompute)
+            if device_bytes <= capacity:
+                seconds = base.seconds if recompute.given or not timed else of_job.seconds(recompute)
+                yield recompute, Bounds(seconds, device_bytes)
 
     def _of(self, atom: Recompute) -> SplitFigures | None:
         if atom not in self._figures:
@@ -74,11 +81,8 @@ class _OfJob:
         base: Bounds,
         speed: SpeedSpec,
         rates: Efficiencies,
-        *,
-        timed: bool,
     ) -> None:
         self._job, self._figures, self._base, self._speed, self._rates = job, figures, base, speed, rates
-        self._timed = timed
         self._plan = plan_of(job)
         self._seconds: dict[Recompute, float] = {}
         self._savings: dict[Recompute, tuple[int, ...]] = {}
@@ -86,16 +90,18 @@ class _OfJob:
         self._kept = () if plain is None else tuple(plain.retained(kind) for kind in self._plan.kinds)
         self._ranks = self._of_ranks(plain) if plain is not None and has_known_flight(job) else ()
 
-    def bounds(self, recompute: Recompute) -> Bounds:
-        """The bounds of a recomputation."""
-        atoms = _atoms(recompute)
-        least = max((self._seconds_of(atom) for atom in atoms), default=0.0) if self._timed else 0.0
-        memory = 0
-        if self._ranks:
-            saved = _saved([(atom, self._savings_of(atom)) for atom in atoms], len(self._kept))
-            left = [max(0, kept - less) for kept, less in zip(self._kept, saved, strict=True)]
-            memory = max(rank.states + sum(number * left[kind] for kind, number in rank.in_flight) for rank in self._ranks)
-        return Bounds(max(self._base.seconds, least), max(self._base.device_bytes, memory))
+    def device_bytes(self, recompute: Recompute) -> int:
+        """The bound of the memory of a recomputation."""
+        if not self._ranks:
+            return self._base.device_bytes
+        saved = _saved([(atom, self._savings_of(atom)) for atom in _atoms(recompute)], len(self._kept))
+        left = [max(0, kept - less) for kept, less in zip(self._kept, saved, strict=True)]
+        memory = max(rank.states + sum(number * left[kind] for kind, number in rank.in_flight) for rank in self._ranks)
+        return max(self._base.device_bytes, memory)
+
+    def seconds(self, recompute: Recompute) -> float:
+        """The bound of the time of a recomputation."""
+        return max([self._base.seconds, *(self._seconds_of(atom) for atom in _atoms(recompute))])
 
     def _seconds_of(self, atom: Recompute) -> float:
         if atom not in self._seconds:

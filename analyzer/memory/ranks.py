@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from analyzer.errors import UnsupportedError
@@ -63,13 +64,14 @@ def rank_classes(job: TrainingJob) -> tuple[RankClass, ...]:
     return replayed_classes(job, analysed_stages(job), every_part=True, frees=True)
 
 
-def rank_classes_unlimited(job: TrainingJob) -> tuple[RankClass, ...]:
+def rank_classes_unlimited(job: TrainingJob, *, enough_bytes: float = inf) -> tuple[RankClass, ...]:
     """The same if no unused segments are freed: memory that exceeds the capacity of the GPU is not reduced.
 
-    If all of it is within the capacity, it is that of `rank_classes`. A search uses it.
+    If all of it is within the capacity, it is that of `rank_classes`. A search uses it. `enough_bytes`: the allocator of further
+    rank classes is not simulated once one has more device memory.
     """
     with collector_paused():
-        return replayed_classes(job, analysed_stages(job), every_part=True)
+        return replayed_classes(job, analysed_stages(job), every_part=True, enough_bytes=enough_bytes)
 
 
 def rank_classes_of_tensors(job: TrainingJob) -> tuple[RankClass, ...]:
@@ -102,13 +104,19 @@ def tensor_classes(job: TrainingJob, stages: Sequence[StageAnalysis]) -> tuple[R
 
 
 def replayed_classes(
-    job: TrainingJob, stages: Sequence[StageAnalysis], *, every_part: bool = False, frees: bool = False
+    job: TrainingJob,
+    stages: Sequence[StageAnalysis],
+    *,
+    every_part: bool = False,
+    frees: bool = False,
+    enough_bytes: float = inf,
 ) -> tuple[RankClass, ...]:
     """The same with a simulation of the allocator, for the highest rank classes first, up to `MAX_REQUESTS` in total.
 
     Without a simulation if the order of the requests is not known or the allocator settings are not supported. `every_part`:
     ranks with other parts of the optimizer states are simulated too, and are separate classes if their reserved memory differs.
-    `frees`: reserved memory that would exceed the capacity of the GPU is freed where possible.
+    `frees`: reserved memory that would exceed the capacity of the GPU is freed where possible. `enough_bytes`: the simulation ends
+    with the first class that has more device memory.
     """
     by_stage = [tuple(_stage_classes(job, stage)) for stage in stages]
     ranks = [(stage, each) for stage, classes in zip(stages, by_stage, strict=True) for each in classes]
@@ -131,6 +139,9 @@ def replayed_classes(
             replayed, members = memory_of(member_of(job, stage.model.pipeline_rank, described.ranks[0][0])), {}
         else:
             replayed = memory_of(FIRST)
+        if replayed.device_bytes > enough_bytes:
+            found[index] = [replace(described, memory=replayed)]
+            break
         needed *= len(members) - 1
         if members and needed <= remaining:
             remaining -= needed

@@ -13,7 +13,6 @@ from analyzer.api import Launch, problem_of, read_launch
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.layout_search.dimensions import DESTS, DIMENSIONS, Space, space_of
 from analyzer.layout_search.overlaps import OVERLAPS
-from analyzer.layout_search.search import candidates
 from analyzer.memory.ranks import highest_rank
 from analyzer.specs.option_names import flag_of
 from tests.fuzz.random_launches import RandomLaunches
@@ -168,7 +167,7 @@ def random_case(source: random.Random, *, most: int = MOST_LAYOUTS) -> Case:
             keep = () if source.random() < 0.8 else (flag_of((DESTS[source.choice(DIMENSIONS)] or OVERLAPS)[0]),)
             case = Case(words, over, tuple(each for each in keep if each != "--num-virtual-stages-per-pipeline-rank"))
             with suppress(InputError):  # a release may have no option for a dimension
-                if 3 <= candidates(case.space) <= most:
+                if 3 <= case.space.candidates <= most:
                     return case
             over = over[1:]
 

@@ -35,9 +35,11 @@ class Tree:
         gpu = replace(problem.gpu, capacity_bytes=UNLIMITED)
         self.space = replace(space, problem=replace(problem, gpu=gpu))
         self._expander = Expander(self.space)
-        self.splits = {(node.setting, node.split): node for node in root_nodes(self.space)}
+        self.roots = {(node.setting, node.split): node for node in root_nodes(self.space)}
+        nodes = (each for node in self.roots.values() for each in ([node] if node.counts_experts else self._nodes(node)))
+        self.splits = {(node.setting, node.split): node for node in nodes}
         self.distributions = {node[2:5]: node for split in self.splits.values() for node in self._nodes(split)}
-        self.layouts = {node[2:]: node for distribution in self.distributions.values() for node in self._nodes(distribution)}
+        self.layouts = {node[2:6]: node for distribution in self.distributions.values() for node in self._nodes(distribution)}
 
     def _nodes(self, node: Node) -> list[Node]:
         found = self._expander.expand(node, EVERYTHING)
@@ -54,6 +56,7 @@ def test_every_bound_is_at_most_what_it_bounds(every: Every, tree: Tree) -> None
     for each in every.searched:
         layout, seconds = each.layout, each.evaluation.iteration_seconds
         split, distribution, complete = tree.splits[layout[:2]], tree.distributions[layout[:3]], tree.layouts[layout]
+        assert tree.roots[layout[:2]].seconds <= distribution.seconds, layout
         assert split.seconds <= distribution.seconds <= complete.seconds <= seconds, layout
         assert split.device_bytes <= distribution.device_bytes <= complete.device_bytes <= each.evaluation.device_bytes, layout
 
