@@ -78,6 +78,11 @@ def test_key_figures() -> None:
         assert figure in text
 
 
+def test_the_largest_assumption_of_a_moe_model_is_named() -> None:
+    report = replace(small_report(), assumptions=("Balanced routing is assumed: every expert gets the mean number of tokens.", "b"))
+    assert "assumptions 2, at the end of this report; the largest: balanced routing" in _words(_text(report))
+
+
 @pytest.mark.parametrize("name", DETAILS)
 def test_a_named_section_is_printed_with_verdict_and_key_figures(name: str) -> None:
     text = _text(small_report(), detail=(name,))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ENGINES = {"formula": "formulas", "shadow": "a recorded step of the shadow engine", "both": "formulas and a recorded step"}
 FASTER: Final = 3
 """Changes that make a launch faster, of which the key figures name so many."""
+BALANCED: Final = "Balanced routing is assumed"
+"""The assumption that can change memory and time the most: of MoE models."""
 SECTIONS = ("memory", "time", "groups", "communication", "tree")
 """Values of --info-detail that name one section."""
 
@@ -27,7 +29,8 @@ def key_figures(report: Report) -> list[RenderableType]:
     """The rows of the key figures."""
     rows = key_rows(report)
     if stated := _stated(report):
-        rows.append(("assumptions", f"{len(stated)}, at the end of this report"))
+        largest = "; the largest: balanced routing" if any(text.startswith(BALANCED) for text in stated) else ""
+        rows.append(("assumptions", f"{len(stated)}, at the end of this report{largest}"))
     return ["", fields(rows)]
 
 
