@@ -186,7 +186,7 @@ def main() -> None:
     files = [Path(name).resolve() for name in sys.argv[1:]] or pages()
     found = 0
     for file in files:
-        for text in faults(file, installed=("shadow",)):
+        for text in faults(file, installed=("shadow", "offload")):
             print(text)
             found += 1
     sys.exit(1 if found else 0)

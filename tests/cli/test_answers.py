@@ -37,6 +37,34 @@ def changed(**changes: object) -> Problem:
     return replace(found, given=found.job({}))
 
 
+def test_a_launch_fits_a_gpu_with_as_much_memory_as_it_needs() -> None:
+    launch = WORDS.replace("--info-gpu H100-80GB ", "").split()[:-1]
+
+    def outcome(memory: int) -> tuple[int, dict[str, Any]]:
+        found = run("fit", "--gpu", "H100-80GB", "--gpu-memory", f"{memory}B", "--json", "-", "torchrun", *launch)
+        return found.status, json.loads(found.out)
+
+    status, document = outcome(80 * 2**30)
+    needed = max(rank["memory"]["device_bytes"] for rank in document["ranks"])
+    assert (status, document["verdict"]["fits"]) == (0, True)
+    for memory, fits in ((needed, True), (needed - 1, False)):
+        status, document = outcome(memory)
+        assert (status, document["verdict"]["fits"]) == (0 if fits else 1, fits)
+
+
+def test_the_duration_and_the_cost_of_a_training() -> None:
+    launch = WORDS.replace("--info-gpu H100-80GB ", "").split()[:-1]
+    found = run("time", "--gpu", "H100-80GB", "--tokens", "10B", "--price", "2.5", "--json", "-", "torchrun", *launch)
+    document = json.loads(found.out)
+    training, batch = document["time"]["training"], document["batch"]
+    iterations = 10**10 // (batch["global"] * problem("80GiB").given.batch.seq_length)  # as `update_train_iters` of Megatron-LM
+    hours = iterations * document["time"]["iteration_seconds"] / 3600
+    assert training["iterations"] == iterations
+    assert training["days"] == pytest.approx(hours / 24)
+    assert training["gpu_hours"] == pytest.approx(hours * document["world"]["size"])
+    assert training["cost"] == pytest.approx(2.5 * training["gpu_hours"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_the_fewest_gpus(gpus: int) -> None:
