@@ -83,7 +83,8 @@ def test_the_commands_on_the_console_can_be_pasted(words: tuple[str, ...]) -> No
 @pytest.mark.slow
 def test_a_release_without_an_option_has_no_layouts_with_it() -> None:
     """Context parallelism, uneven stages and --recompute-modules are later than the code of August 2023."""
-    words = (*LAUNCH, "--info-megatron", "2023", "--info-search")
+    kept = "micro-batch-size,tensor-model-parallel-size"
+    words = (*LAUNCH, "--info-megatron", "2023", "--info-search", "--info-keep", kept)
     found = report(*words, "--info-gpu-memory", "6GiB")["search"]
     assert len(found["commands"]) == 3
     for command, layout in zip(found["commands"], found["best"], strict=False):
