@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from analyzer.api import Launch, with_phases, with_time
 from analyzer.cli.explorer.controls import controls_json, with_value
@@ -55,6 +55,18 @@ MOST_SECONDS: Final = 600
 Answer = dict[str, Any]
 
 
+class _Shown(NamedTuple):
+    """The launch whose figures were asked for last, with its report. Its controls and its schedule are asked for next."""
+
+    read: Read
+    report: Report
+    opened: Opened | None
+
+
+_shown: list[_Shown] = []
+"""The latest one, if there is one. Figures are always calculated again: files of the launch may have changed."""
+
+
 def answer(question: object, opened: Opened | None = None) -> Answer:
     """The answer to a question: {"ask": one of `QUESTIONS`, "state": ..., further fields}.
 
@@ -93,6 +105,7 @@ def _figures(question: Mapping[str, Any], opened: Opened | None) -> Answer:
     """The figures of a state."""
     found = read(state_of(question.get("state")), opened)
     report = _report(found.launch)
+    _shown[:] = [_Shown(found, report, opened)]
     return {
         "state": found.state.as_json(),
         "kind": found.text.kind,
@@ -109,6 +122,16 @@ def _report(launch: Launch) -> Report:
     from analyzer.predict import predict
 
     return with_time(replace(with_phases(predict(launch.job, note=launch.note)), command=launch.command), launch)
+
+
+def _latest(question: Mapping[str, Any], opened: Opened | None) -> tuple[Read, Report]:
+    """The launch of a state and its report: those that are shown, if it is their state."""
+    state = state_of(question.get("state"))
+    for shown in _shown:
+        if shown.read.state == state and shown.opened is opened:
+            return shown.read, shown.report
+    found = read(state, opened)
+    return found, _report(found.launch)
 
 
 def _gpu(report: Report) -> Answer:
@@ -156,7 +179,7 @@ def _launcher_words(found: Read) -> list[str]:
 
 def _controls(question: Mapping[str, Any], opened: Opened | None) -> Answer:
     """The controls of a state with their choices."""
-    return {"controls": controls_json(read(state_of(question.get("state")), opened))}
+    return {"controls": controls_json(_latest(question, opened)[0])}
 
 
 def _choose(question: Mapping[str, Any], opened: Opened | None) -> Answer:
@@ -170,20 +193,22 @@ def _schedule(question: Mapping[str, Any], opened: Opened | None) -> Answer:
     from analyzer.time.estimate import iteration_of
     from analyzer.time.pipeline import is_large, schedule_of, simulated_passes, spans
 
-    launch = read(state_of(question.get("state")), opened).launch
+    found, report = _latest(question, opened)
+    launch = found.launch
     schedule = schedule_of(launch.job)
     if launch.time is None or launch.time.flops_share is not None or is_large(schedule):
         return {"stages": [], "complete": False, "seconds": 0.0}
-    time = iteration_of(_report(launch), launch.time)
+    time = iteration_of(report, launch.time)
+    totals = time.pass_totals
     stages: list[list[list[float]]] = [[] for _ in time.ranks]
     complete = 2 * schedule.microbatches * schedule.chunks * schedule.pipeline <= MOST_PASSES
     if complete:
-        for node, end in zip(*simulated_passes(schedule, time.pass_totals, time.message), strict=True):
-            start = end - time.pass_totals[node.rank][node.chunk][node.direction]
+        for node, end in zip(*simulated_passes(schedule, totals, time.message), strict=True):
+            start = end - totals[node.rank][node.chunk][node.direction]
             stages[node.rank].append([start, end, node.direction, node.microbatch, node.chunk])
     else:
         most = max(1, MOST_PASSES // len(stages))
-        for node, start, end in spans(schedule, time.pass_totals, time.message):
+        for node, start, end in spans(schedule, totals, time.message):
             if len(stages[node.rank]) < most:
                 stages[node.rank].append([start, end, node.direction, node.microbatch, node.chunk])
     return {"stages": stages, "complete": complete, "seconds": time.seconds}

@@ -218,9 +218,14 @@ def _as_words(value: object) -> tuple[str, ...]:
     return tuple(words_of({"": _as_value(value)})[1:])
 
 
-def options_in_text(text: LaunchText) -> dict[str, tuple[str, ...]]:
+def options_in_text(text: LaunchText) -> Mapping[str, tuple[str, ...]]:
     """The options of Megatron in a text with their values, by flag; of equal ones the last."""
-    split = split_argv(text.words, load_catalogue().newest)
+    return _options_in_words(tuple(text.words))
+
+
+@lru_cache(maxsize=8)
+def _options_in_words(words: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+    split = split_argv(words, load_catalogue().newest)
     found: dict[str, tuple[str, ...]] = {}
     for group in options_with_values(split.megatron):
         flag, equals, attached = group[0].partition("=")

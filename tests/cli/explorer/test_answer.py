@@ -14,7 +14,8 @@ from analyzer.cli.explorer.answer import answer
 from analyzer.cli.explorer.controls import controls_json
 from analyzer.cli.explorer.state import read, state_of
 from analyzer.hardware.gpus import GPUS
-from tests.command import report, run
+from tests.cli.explorer.known import known_report as report
+from tests.command import run
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("pretrain_*.sh"))
@@ -213,6 +214,17 @@ def test_the_schedule_has_all_passes_in_the_time_of_the_iteration() -> None:
     for line in found["stages"]:
         ordered = sorted(line)
         assert all(one[1] <= other[0] + 1e-9 for one, other in pairwise(ordered))
+
+
+def test_controls_and_schedule_are_those_of_their_state() -> None:
+    """Not those of the launch whose figures were asked for last."""
+    state = {"launch": COMMAND, "set": {"--micro-batch-size": 2}}
+    alone = {question: ask(question, state) for question in ("controls", "schedule")}
+    ask("figures", {"launch": COMMAND})
+    assert {question: ask(question, state) for question in alone} == alone
+    assert alone["schedule"] != ask("schedule", {"launch": COMMAND})
+    ask("figures", state)
+    assert {question: ask(question, state) for question in alone} == alone
 
 
 def test_all_gpus_can_be_chosen_and_one_without_speeds_has_no_time() -> None:

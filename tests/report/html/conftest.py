@@ -16,20 +16,22 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with chromium() as found:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Opened]]:
     """Opens the page of a launch."""
     pages: list[Opened] = []
 
     def of(*argv: str) -> Opened:
         folder = tmp_path_factory.mktemp("html")
-        outcome = run(*argv, "--info-html", str(folder / "page.html"), "--info-json", str(folder / "report.json"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("PYTHONPATH", raising=False)  # would be a part of the command
+            outcome = run(*argv, "--info-html", str(folder / "page.html"), "--info-json", str(folder / "report.json"))
         assert outcome.status in (0, 1), outcome.err
         document = json.loads((folder / "report.json").read_text())
         pages.append(Opened(browser, folder / "page.html", document))
@@ -40,6 +42,6 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         each.page.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def small(opened: Callable[..., Opened]) -> Opened:
     return opened(*LAUNCH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,17 +62,18 @@ class Opened:
 
     def series(self, chart: str) -> list[dict[str, Any]]:
         """The series of a chart as ECharts draws them: name, for each mark its values, and the height of a bar in pixels."""
-        found: list[dict[str, Any]] = self.page.evaluate(
+        text: str = self.page.evaluate(
             """(id) => {
                 const chart = echarts.getInstanceByDom(document.getElementById(id));
-                return chart.getModel().getSeries().map((series) => {
+                return JSON.stringify(chart.getModel().getSeries().map((series) => {
                     const data = series.getData();
                     const places = [...Array(data.count()).keys()];
                     const marks = places.map((place) => [series.getRawValue(place)].flat());
                     const heights = places.map((place) => Math.abs((data.getItemLayout(place) || {}).height || 0));
                     return {name: series.name, marks, heights};
-                });
+                }));
             }""",
             chart,
         )
+        found: list[dict[str, Any]] = json.loads(text)
         return found

@@ -52,6 +52,7 @@ def test_the_page_of_each_example(example: str, opened: Callable[..., Opened]) -
     assert found.requests == [found.file.as_uri()]
     assert found.file.stat().st_size < LARGEST
     check_charts(found)
+    found.page.close()
 
 
 def without_zeros(rows: list[list[int]]) -> list[list[int]]:
@@ -72,28 +73,32 @@ def check_charts(found: Opened) -> None:
     largest, pixels = max(drawn)
     assert pixels > 1
     assert all(height == pytest.approx(pixels * size / largest, abs=0.01) for size, height in drawn)
-    check_schedule(found)
+    drawn_spans = check_schedule(found)
     [parts] = found.series("time-chart")
     spent = [seconds for seconds in document["time"]["parts_seconds"].values() if seconds]
     assert [mark[-1] for mark in parts["marks"]] == pytest.approx(spent)
-    passes = [mark for series in found.series("schedule-chart")[:2] for mark in series["marks"]]
+    passes = [mark for series in drawn_spans[:2] for mark in series["marks"]]
     for stage, line in enumerate(document["time"]["timelines"]):
         spans = [span[:2] for span in line["spans"][:8]]
         drawn_passes = sorted(mark[1:3] for mark in passes if mark[0] == stage)[: len(spans)]
         assert [*chain.from_iterable(drawn_passes)] == pytest.approx([*chain.from_iterable(spans)])
 
 
-def check_schedule(found: Opened) -> None:
-    """On the stage that finishes last, bubble, exposed messages and the optimizer step take as long as in the report."""
+def check_schedule(found: Opened) -> list[dict[str, Any]]:
+    """On the stage that finishes last, bubble, exposed messages and the optimizer step take as long as in the report.
+
+    Returns the series of the chart.
+    """
     time = found.document["time"]
     found.page.evaluate(
         "echarts.getInstanceByDom(document.getElementById('schedule-chart')).dispatchAction({type: 'dataZoom', start: 0, end: 100})"
     )
-    seconds = {series["name"]: 0.0 for series in found.series("schedule-chart")}
-    for series in found.series("schedule-chart"):
+    drawn = found.series("schedule-chart")
+    seconds = {series["name"]: 0.0 for series in drawn}
+    for series in drawn:
         seconds[series["name"]] += sum(mark[2] - mark[1] for mark in series["marks"] if mark[0] == time["pipeline_rank"])
     if "optimizer step" not in seconds:
-        return  # an iteration that is shortened
+        return drawn  # an iteration that is shortened
     parts, precise = time["parts_seconds"], {"rel": 1e-3, "abs": 1e-4 * time["iteration_seconds"]}
     within = "exposed communication within a pass"
     assert seconds.get(within, 0.0) == pytest.approx(sum(parts[f"exposed_{kind}"] for kind in ("tp", "cp", "ep")), **precise)
@@ -101,6 +106,7 @@ def check_schedule(found: Opened) -> None:
     assert seconds.get("bubble", 0.0) == pytest.approx(parts["bubble"], **precise)
     assert seconds.get("exposed data-parallel communication", 0.0) == pytest.approx(parts["exposed_dp"], **precise)
     assert seconds["optimizer step"] == pytest.approx(parts["optimizer"], **precise)
+    return drawn
 
 
 def test_the_charts_have_the_figures_of_the_report(small: Opened) -> None:
@@ -282,33 +288,25 @@ def test_accessibility(small: Opened, theme: str) -> None:
 
 
 def test_three_reports_side_by_side(opened: Callable[..., Opened], tmp_path: Path) -> None:
-    old = tmp_path / "old.json"
-    run(*LAUNCH, "--info-json", str(old))
-    older = tmp_path / "older.json"
-    run(*LAUNCH, "--micro-batch-size", "4", "--info-json", str(older))
-    found = opened(*LAUNCH, "--micro-batch-size", "2", "--info-against", str(old), "--info-against", str(older))
-    assert found.messages == []
-    bars = [[mark[-1] for mark in series["marks"]] for series in found.series("comparison-chart")]
-    highest = [
-        max(document["ranks"], key=lambda each: each["memory"]["device_bytes"])
-        for document in (found.document, json.loads(old.read_text()), json.loads(older.read_text()))
-    ]
-    assert [list(bar) for bar in zip(*bars, strict=True)] == without_zeros([memory_of(rank) for rank in highest])
-    assert found.page.locator("#comparison thead").first.locator("th").all_inner_texts()[1:] == [
-        found.page.locator("h1").inner_text(),
-        "old.json",
-        "older.json",
-    ]
-
-
-def test_texts_of_a_report_are_not_markup(opened: Callable[..., Opened], tmp_path: Path) -> None:
-    """A name with markup, as in an older report of someone else, is shown as text."""
+    """Names and texts with markup, as in an older report of someone else, are shown as text."""
     old = tmp_path / "<img src=x onerror=alert(1)>.json"
     run(*LAUNCH, "--info-json", str(old))
     document = json.loads(old.read_text())
     document["warnings"] = ["</script><script>alert(2)</script>"]
     old.write_text(json.dumps(document))
-    found = opened(*LAUNCH, "--info-against", str(old))
+    older = tmp_path / "older.json"
+    run(*LAUNCH, "--micro-batch-size", "4", "--info-json", str(older))
+    found = opened(*LAUNCH, "--micro-batch-size", "2", "--info-against", str(old), "--info-against", str(older))
     assert found.messages == []
     assert found.page.locator("img").count() == 0
-    assert old.name in found.page.locator("#comparison thead").first.inner_text()
+    bars = [[mark[-1] for mark in series["marks"]] for series in found.series("comparison-chart")]
+    highest = [
+        max(each["ranks"], key=lambda rank: rank["memory"]["device_bytes"])
+        for each in (found.document, document, json.loads(older.read_text()))
+    ]
+    assert [list(bar) for bar in zip(*bars, strict=True)] == without_zeros([memory_of(rank) for rank in highest])
+    assert found.page.locator("#comparison thead").first.locator("th").all_inner_texts()[1:] == [
+        found.page.locator("h1").inner_text(),
+        old.name,
+        "older.json",
+    ]

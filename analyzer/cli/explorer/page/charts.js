@@ -53,17 +53,18 @@ function draw(parent, id, label, height, options, {canvas = false, click = null}
     if (click) found.chart.on("click", (event) => found.click(event));
   }
   Object.assign(found, {options, click});
-  found.chart.resize();
   redraw(found);
 }
 
 function redraw({chart, options}) {
+  const {clientWidth, clientHeight} = chart.getDom();
+  if (chart.getWidth() !== clientWidth || chart.getHeight() !== clientHeight) chart.resize(); // this draws the chart as it was
   chart.setOption({animation: false, color: COLORS[theme()], textStyle: {color: color("--text"), fontFamily: FONT}, aria: {enabled: false},
     ...options()}, {notMerge: true});
 }
 
 export function redrawAll() {
-  for (const found of made.values()) { found.chart.resize(); redraw(found); }
+  for (const found of made.values()) redraw(found);
 }
 
 export function remove(id) {
