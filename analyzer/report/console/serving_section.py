@@ -24,7 +24,7 @@ def serving_sections(report: ServingReport) -> list[RenderableType]:
     """Times of the given number of clients and of others, and the result of a search."""
     return [
         *heading("Serving (estimate)"),
-        fields(_rows(report)),
+        fields(key_rows(report)),
         "",
         _table(report),
         *(["", points(report.not_counted)] if report.not_counted else []),
@@ -32,7 +32,8 @@ def serving_sections(report: ServingReport) -> list[RenderableType]:
     ]
 
 
-def _rows(report: ServingReport) -> list[tuple[str, str]]:
+def key_rows(report: ServingReport) -> list[tuple[str, str]]:
+    """The engine, a replica, and the times of the number of clients of the launch."""
     spec, given = report.spec, report.given
     replica = f"{plural(report.gpus, 'GPU')}"
     if report.attention_data > 1:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.layout_search.options import as_short_text
 from analyzer.memory.verdict import highest
-from analyzer.report.console import inference_section, offload_section, summary_section, verdict_section
+from analyzer.report.console import inference_section, offload_section, serving_section, summary_section, verdict_section
 from analyzer.specs import ParallelSpec
 from analyzer.units import format_bytes, format_count, format_seconds
 from analyzer.version import __version__
 
 if TYPE_CHECKING:
     from analyzer.inference.offload.estimate import OffloadReport
-    from analyzer.inference.results import InferenceReport
+    from analyzer.inference.results import InferenceReport, ServedTime
     from analyzer.layout_search.result import SearchResult
     from analyzer.results import Report, Verdict
 
@@ -97,14 +97,31 @@ def head_of_inference(report: InferenceReport, *, name: str) -> Head:
         cards.append(("Tokens/s", f"{given.tokens_per_second:,.0f}"))
         if given.cost_per_million_tokens is not None:
             cards.append(("Cost of a million tokens", f"{given.cost_per_million_tokens:,.2f}"))
+    facts = [row for row in inference_section.key_rows(report) if row[0] not in ("GPU capacity", "headroom")]
+    if report.serving is not None:
+        cards += _serving_cards(report.serving.given)
+        facts += serving_section.key_rows(report.serving)
     return Head(
         title=_title(name, report.parameters, job.parallel, report.verdict),
         verdict=text,
         note=report.verdict.note,
         state=_state(report.verdict),
-        facts=_facts(name, [row for row in inference_section.key_rows(report) if row[0] not in ("GPU capacity", "headroom")]),
+        facts=_facts(name, facts),
         cards=(*cards, ("Parameters", _billions(report.parameters))),
     )
+
+
+def _serving_cards(given: ServedTime) -> list[Row]:
+    """Key figures of the number of clients of the launch."""
+    cards = [
+        ("Clients of a replica", f"{given.clients:,}"),
+        ("Time to the first token", format_seconds(given.first_seconds)),
+        ("Time of an output token", format_seconds(given.token_seconds)),
+        ("Tokens/s", f"{given.tokens_per_second:,.0f}"),
+    ]
+    if given.cost_per_million_tokens is not None:
+        cards.append(("Cost of a million tokens", f"{given.cost_per_million_tokens:,.2f}"))
+    return cards
 
 
 def head_of_offload(report: OffloadReport, *, name: str) -> Head:

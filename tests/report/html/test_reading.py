@@ -241,6 +241,31 @@ def test_the_page_of_generation(generation: Opened) -> None:
 
 
 @pytest.mark.slow
+def test_the_page_of_serving(opened: Callable[..., Opened]) -> None:
+    """Marks and key figures are those of the report: numbers of clients, and the layouts of a search."""
+    found = opened(
+        *"--info-model meta-llama/Llama-3.1-8B --info-world-size 4 --tensor-model-parallel-size 2 --info-gpu H100-80GB".split(),
+        *"--info-inference batch=16,prompt=512,generate=128 --info-serving-engine vllm --info-price 2".split(),
+        *"--info-serving-search first=200ms,token=8ms".split(),
+    )
+    serving = found.document["inference"]["serving"]
+    assert found.messages == []
+    clients, given = found.series("clients-chart")
+    points = [[each["token_seconds"], each["tokens_per_second"]] for each in serving["clients"]]
+    assert [mark[:2] for mark in clients["marks"]] == points
+    assert [mark[:2] for mark in given["marks"]] == [[serving["given"]["token_seconds"], serving["given"]["tokens_per_second"]]]
+    front, choices = found.series("layouts-chart")
+    assert serving["choices"]
+    for series, layouts in ((front, serving["front"]), (choices, serving["choices"])):
+        expected = [[each["time"]["token_seconds"], each["time"]["tokens_per_second"] / each["gpus"]] for each in layouts]
+        assert [mark[:2] for mark in series["marks"]] == [pytest.approx(each) for each in expected]
+    cards = {each.locator("dt").inner_text(): each.locator("dd").inner_text() for each in found.page.locator(".cards > div").all()}
+    assert cards["Tokens/s"] == f"{serving['given']['tokens_per_second']:,.0f}"
+    assert cards["Cost of a million tokens"] == f"{serving['given']['cost_per_million_tokens']:,.2f}"
+    assert accessible(found, "light")
+
+
+@pytest.mark.slow
 def test_the_page_of_generation_with_offloading(opened: Callable[..., Opened]) -> None:
     policy = "weights=20/80/0,cache=0/100/0,activations=0/100/0"
     found = opened(

@@ -46,6 +46,67 @@ function batches() {
     ...(cost ? [each.cost_per_million_tokens === null ? "not known" : each.cost_per_million_tokens.toFixed(2)] : [])]), "Times by batch size"));
 }
 
+// ---- serving ----
+
+const {serving} = inference;
+const milliseconds = (value) => `${+(1e3 * value).toPrecision(3)} ms`;
+/** A chart of throughput by the time of an output token. `groups`: name, marks, and whether a line joins them. */
+function tradeOff(parent, id, label, axisName, groups) {
+  chart(parent, id, label, () => ({
+    grid: {left: 70, right: 40, top: 40, bottom: 60},
+    xAxis: axis({type: "value", min: 0, name: "time of an output token", nameLocation: "middle", nameGap: 30,
+      axisLabel: {formatter: milliseconds, color: color("--text"), hideOverlap: true}}),
+    yAxis: axis({type: "value", min: 0, name: axisName, nameTextStyle: {align: "left", color: color("--text")},
+      axisLabel: {formatter: count, color: color("--text")}}),
+    tooltip: tooltip(({value: [time, tokens, name]}) => `${shownOptions(name)}<br>${seconds(time)}, ${count(tokens)} ${axisName}`),
+    series: groups.map(([name, data, line], place) => ({name, type: line ? "line" : "scatter", symbol: ["circle", "diamond"][place], symbolSize: place ? 14 : 9,
+      z: 2 + place, data})),
+  }), {keys: groups.map(([name]) => name)});
+}
+function servedSteps() {
+  if (!serving) return;
+  const {decode_parts_seconds: decode, prompt_parts_seconds: prompt} = serving;
+  const found = section("time", "Time of a step");
+  found.append(element("p", {}, "A step that generates a token of each running request, and a step with one prompt alone."));
+  const present = Object.entries(STEP).filter(([part]) => decode[part] || prompt[part]);
+  const sum = (parts) => Object.keys(STEP).reduce((total, part) => total + parts[part], 0);
+  found.append(table(["", "tokens of all requests", "one prompt"], [
+    ...present.map(([part, name]) => [name, seconds(decode[part]), seconds(prompt[part])]), ["sum", seconds(sum(decode)), seconds(sum(prompt))]],
+    "Parts of a step of generation and of a step of a prompt"));
+}
+function clients() {
+  if (!serving) return;
+  const found = section("clients", "Clients");
+  const given = serving.clients.filter((each) => each.clients === serving.given.clients);
+  found.append(element("p", {}, "Each client of a replica sends a request when the last one is complete. Tokens per second are those of all replicas, and times are means."));
+  const marks = (times) => times.map((each) => [each.token_seconds, each.tokens_per_second,
+    `${count(each.clients)} clients${each.waits ? ", which wait for the cache" : ""}`]);
+  tradeOff(found, "clients-chart", "Tokens per second and time of an output token by number of clients", "tokens/s",
+    [["numbers of clients", marks(serving.clients), true], ["the launch", marks(given), false]]);
+  const cost = serving.clients.some((each) => each.cost_per_million_tokens !== null);
+  found.append(table(["Clients", "First token", "after the first requests", "Output token", "Tokens/s", ...(cost ? ["Cost of a million tokens"] : []), "Cache"],
+    serving.clients.map((each) => [count(each.clients), seconds(each.first_seconds), seconds(each.first_later_seconds), seconds(each.token_seconds),
+      count(each.tokens_per_second), ...(cost ? [each.cost_per_million_tokens === null ? "not known" : each.cost_per_million_tokens.toFixed(2)] : []),
+      each.waits ? "requests wait" : "has room"]), "Times by number of clients"));
+}
+function servedLayouts() {
+  if (!serving || !serving.front.length) return;
+  const {choices, front} = serving;
+  const found = section("layouts", "Layouts");
+  const text = (each) => `${count(each.time.clients)} clients of each of ${count(each.replicas)} replicas, ${each.options.join(" ")}`;
+  const marks = (layouts) => layouts.map((each) => [each.time.token_seconds, each.time.tokens_per_second / each.gpus, text(each)]);
+  found.append(element("p", {}, choices.length ? "Layouts that meet the times, the cheapest first, and those that no other one exceeds in both throughput and time of an output token."
+    : "No layout meets both times. These are not exceeded by another one in both throughput and time of an output token."));
+  tradeOff(found, "layouts-chart", "Tokens per second of a GPU and time of an output token of the layouts that the search found", "tokens/s/GPU",
+    [["not exceeded by another layout", marks(front), false], ...(choices.length ? [["meets the times", marks(choices), false]] : [])]);
+  for (const [title, layouts] of [["Layouts that meet the times", choices], ["Layouts that no other one exceeds", front]]) {
+    if (!layouts.length) continue;
+    found.append(element("h3", {}, title), table(["Options", "GPUs", "Replicas", "Clients", "First token", "Output token", "Tokens/s/GPU"], layouts.map((each) => [
+      each.options.join(" "), count(each.gpus), count(each.replicas), count(each.time.clients), seconds(each.time.first_seconds),
+      seconds(each.time.token_seconds), count(each.time.tokens_per_second / each.gpus)]), title));
+  }
+}
+
 // ---- offloading ----
 
 const TIER_PARTS = [["weights_bytes", "weights"], ["kv_cache_bytes", "KV cache"], ["activation_bytes", "activations"], ["buffer_bytes", "buffers"]];
@@ -83,4 +144,4 @@ function policies() {
     count(each.policy.batch_size * each.policy.batches), seconds(each.latency_seconds), each.tokens_per_second.toFixed(2)]), "Policies"));
 }
 
-start([memory, steps, batches, placement, policies, notes]);
+start([memory, steps, batches, servedSteps, clients, servedLayouts, placement, policies, notes]);

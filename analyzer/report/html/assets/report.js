@@ -233,7 +233,8 @@ function stacked(parent, id, label, rows, capacity, of = parts) {
 function notes() {
   const found = section("notes", "Warnings and assumptions");
   for (const [title, lines] of [["Warnings", report.warnings], ["Assumptions", report.assumptions],
-    ["Time: not counted", report.time && report.time.not_counted || []]]) {
+    ["Time: not counted", report.time && report.time.not_counted || []],
+    ["Serving: not counted", report.inference && report.inference.serving ? report.inference.serving.not_counted : []]]) {
     if (lines.length) found.append(element("h3", {}, title), element("ul", {}, ...lines.map((line) => element("li", {}, line))));
   }
 }
