@@ -45,7 +45,7 @@ def write_html(
         from analyzer.report.json.search import search_json
 
         more["search"] = search_json(search)
-    head = head_of_training(report, name=_model(launch.options), search=search)
+    head = head_of_training(report, name=_model(launch.options) or _model_of_tokenizer(launch), search=search)
     names = [head.title, *(Path(each.file).name for each in old)]
     documents = [{**to_json(report), **more}, *(each.document for each in old)]
     inputs = None if launch.time is None or launch.time.flops_share is not None else launch.time
@@ -88,6 +88,17 @@ def _model(options: InfoOptions) -> str:
         return ""
     path = Path(options.model)
     return path.parent.name or path.stem if path.suffix == ".json" else path.name
+
+
+def _model_of_tokenizer(launch: Launch) -> str:
+    """The name of the model whose tokenizer the launch has, without the organization, if the launch has the size of that model."""
+    from analyzer.launch.model_config.published import published_model_of_size
+
+    tokenizer, model = launch.arguments.get("tokenizer_model"), launch.job.model
+    if not isinstance(tokenizer, str):
+        return ""
+    found = published_model_of_size(tokenizer, layers=model.num_layers, hidden_size=model.hidden_size)
+    return (found or "").rpartition("/")[2]
 
 
 def _command(argv: Sequence[str], environ: Mapping[str, str]) -> str:

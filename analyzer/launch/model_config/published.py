@@ -67,6 +67,13 @@ def published_names() -> dict[str, str]:
     return {written: name for written, (name, _) in _names()}
 
 
+def published_model_of_size(path: str, *, layers: int, hidden_size: int) -> str | None:
+    """The published model that the last part of a path or name has the name of, if it has this size."""
+    name, values = dict(_names()).get(path.rstrip("/").rpartition("/")[2].lower(), ("", {}))
+    same = (values.get("num_hidden_layers"), values.get("hidden_size")) == (layers, hidden_size)
+    return name if same else None
+
+
 def _names() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
     """Every name in lower case, with and without its organization, and the entry it stands for."""
     models = json.loads(CATALOGUE.read_text(encoding="utf-8"))["models"]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from analyzer.layout_search.options import as_short_text
 from analyzer.memory.verdict import highest
 from analyzer.report.console import inference_section, offload_section, serving_section, summary_section, verdict_section
-from analyzer.specs import ParallelSpec
 from analyzer.units import format_bytes, format_count, format_seconds
 from analyzer.version import __version__
 
@@ -68,7 +67,7 @@ def head_of_training(report: Report, *, name: str, search: SearchResult | None =
     if training is not None:
         facts.append(("tokens", f"{training.tokens:,} in {training.iterations:,} iterations"))
     return Head(
-        title=_title(name, report.parameters, report.job.parallel, report.verdict),
+        title=_title(name, report),
         verdict=text,
         note=report.verdict.note,
         state=_state(report.verdict),
@@ -102,7 +101,7 @@ def head_of_inference(report: InferenceReport, *, name: str) -> Head:
         cards += _serving_cards(report.serving.given)
         facts += serving_section.key_rows(report.serving)
     return Head(
-        title=_title(name, report.parameters, job.parallel, report.verdict),
+        title=_title(name, report),
         verdict=text,
         note=report.verdict.note,
         state=_state(report.verdict),
@@ -131,7 +130,7 @@ def head_of_offload(report: OffloadReport, *, name: str) -> Head:
     cards.append(("Tokens/s", f"{report.tokens_per_second:,.3g}"))
     cards.append(("Latency of a block", format_seconds(report.seconds.total)))
     return Head(
-        title=_title(name, report.parameters, report.job.parallel, report.verdict),
+        title=_title(name, report),
         verdict=text,
         note=report.verdict.note,
         state=_state(report.verdict),
@@ -172,8 +171,11 @@ def _facts(name: str, rows: Sequence[Row]) -> tuple[Row, ...]:
     return (*named, ("report", f"get-training-info {__version__}, {written_now()}"))
 
 
-def _title(name: str, parameters: int, parallel: ParallelSpec, verdict: Verdict) -> str:
-    return f"{name or f'{_billions(parameters)} parameters'} on {parallel.world_size:,} × {verdict.gpu or 'GPU'}"
+def _title(name: str, report: Report | InferenceReport | OffloadReport) -> str:
+    """The model, by its size if it has no name, and the GPUs."""
+    model = report.job.model
+    size = f"{_billions(report.parameters)} parameters ({model.num_layers} layers × {model.hidden_size:,})"
+    return f"{name or size} on {report.job.parallel.world_size:,} × {report.verdict.gpu or 'GPU'}"
 
 
 def _billions(parameters: int) -> str:

@@ -73,6 +73,19 @@ def test_the_head_names_the_model_and_the_tokens(tmp_path: Path) -> None:
     assert facts["tokens"] == f"{samples * 4096:,} in {samples // 4:,} iterations"
 
 
+def test_the_head_names_the_model_of_the_tokenizer(tmp_path: Path) -> None:
+    """If the launch has its size; otherwise the title has the size."""
+    file = tmp_path / "page.html"
+    of_tokenizer = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model /models/Meta-Llama-3-8B/".split()
+    launch = " ".join(LAUNCH).replace("--tokenizer-type NullTokenizer", "").split()
+    for sizes, name in (
+        ("--num-layers 32 --hidden-size 4096", "Meta-Llama-3-8B"),
+        ("--num-layers 16 --hidden-size 4096", r"\d\.\d billion parameters \(16 layers × 4,096\)"),
+    ):
+        assert run(*launch, *of_tokenizer, *sizes.split(), "--info-html", str(file)).status == 0
+        assert re.search(f"<title>{name} on 16 × H100-80GB</title>", file.read_text())
+
+
 def test_the_wheel_scrolls_the_page_and_zooms_with_the_control_key(small: Opened) -> None:
     page = small.page
     for chart in ("over-chart", "schedule-chart"):

@@ -6,8 +6,23 @@ export function element(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) found.addEventListener(name.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) found.setAttribute(name, value === true ? "" : value);
   }
-  found.append(...children.filter((child) => child !== null && child !== undefined));
+  for (const child of children) {
+    if (typeof child === "string" && tag !== "option") found.append(...unbroken(child));
+    else if (child !== null && child !== undefined) found.append(child);
+  }
   return found;
+}
+
+const OPTION = /((?<![\w-])--[A-Za-z][\w-]*)/;
+/** The pieces of a text, with the names of options in elements that do not break at the end of a line. */
+export function unbroken(text) {
+  return text.split(OPTION).map((piece, place) => {
+    if (place % 2 === 0) return piece;
+    const found = document.createElement("span");
+    found.className = "option";
+    found.textContent = piece;
+    return found;
+  });
 }
 
 /** Replaces what is in an element; nothing stands for children that are null. */
@@ -15,9 +30,10 @@ export const fill = (box, ...children) => box.replaceChildren(...children.filter
 
 export const at = (id) => document.getElementById(id);
 
+const LONG = 30; // characters of a cell whose text may have several lines
 /** A table in a box that scrolls. The first cell of a row is its header. */
 export function table(caption, header, rows) {
-  const cell = (value, place) => element(place ? "td" : "th", place ? {} : {scope: "row"}, value);
+  const cell = (value, place) => element(place ? "td" : "th", place ? {class: value.length > LONG ? "long" : null} : {scope: "row"}, value);
   const body = rows.map((row) => element("tr", {}, ...row.map(cell)));
   return element("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption},
     element("table", {},

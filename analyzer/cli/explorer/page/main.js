@@ -3,7 +3,7 @@
 import {backend} from "./backend.js";
 import {layoutsChart, memoryChart, partsOf, redrawAll, remove, scheduleChart, stages, theme, timeChart, TIME} from "./charts.js";
 import {showControls, waiting} from "./controls.js";
-import {at, bytes, copy, count, days, details, element, fill, percent, seconds, signedPercent, table} from "./elements.js";
+import {at, bytes, copy, count, days, details, element, fill, percent, seconds, signedPercent, table, unbroken} from "./elements.js";
 import {fromHash, toHash} from "./link.js";
 
 const SHOWN = new Set(["--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-virtual-stages-per-pipeline-rank",
@@ -166,7 +166,7 @@ function showTime(report) {
     at("time-table")?.remove();
     return;
   }
-  at("time-text").textContent = `${seconds(time.iteration_seconds)}${time.range_seconds ? `, likely ${range(time)}` : ""}. ${time.bottleneck}`;
+  at("time-text").replaceChildren(...unbroken(`${seconds(time.iteration_seconds)}${time.range_seconds ? `, likely ${range(time)}` : ""}. ${time.bottleneck}`));
   timeChart(at("time"), time);
   at("time-table")?.remove();
   const rows = Object.entries(time.parts_seconds).filter(([, value]) => value > 0)
@@ -353,6 +353,13 @@ function setTheme(name) {
   redrawAll();
 }
 
+/** Print has the light theme. */
+function printInLight() {
+  let before = "light";
+  addEventListener("beforeprint", () => { before = theme(); setTheme("light"); });
+  addEventListener("afterprint", () => setTheme(before));
+}
+
 async function start() {
   at("theme").textContent = theme() === "dark" ? "Light theme" : "Dark theme";
   at("theme").addEventListener("click", () => setTheme(theme() === "dark" ? "light" : "dark"));
@@ -389,6 +396,5 @@ async function start() {
 
 let width = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; if (current) render(); redrawAll(); } });
-addEventListener("beforeprint", () => redrawAll());
-addEventListener("afterprint", () => redrawAll());
+printInLight();
 start();

@@ -171,13 +171,14 @@ function time() {
   found.append(element("p", {}, report.time.bottleneck));
   const present = Object.entries(TIME).filter(([part]) => shown.some(([, each]) => each.parts_seconds[part]));
   chart(found, "time-chart", "Parts of an iteration in seconds", () => ({
-    grid: {left: narrow() ? 150 : 190, right: 30, top: 10, bottom: 40},
+    grid: {left: narrow() ? 150 : 190, right: 60, top: 10, bottom: 40},
     xAxis: axis({type: "value", splitNumber: narrow() ? 2 : 5,
       axisLabel: {formatter: (value) => seconds(value), color: color("--text")}}),
     yAxis: axis({type: "category", inverse: true, data: present.map(([, name]) => name),
       axisLabel: {color: color("--text"), fontSize: narrow() ? 11 : 12}}),
     tooltip: tooltip((point) => `${escape(point.seriesName)}<br>${escape(point.name)}: ${seconds(point.value)}`),
-    series: shown.map(([name, each]) => ({name, type: "bar", data: present.map(([part]) => each.parts_seconds[part])})),
+    series: shown.map(([name, each]) => ({name, type: "bar", data: present.map(([part]) => each.parts_seconds[part]),
+      label: {show: shown.length === 1, position: "right", color: color("--text"), formatter: ({value}) => seconds(value)}})),
   }), {keys: documents.length > 1 ? shown.map(([name]) => name) : []});
   const rows = present.map(([part, name]) => [name, ...shown.map(([, each]) => seconds(each.parts_seconds[part]))]);
   found.append(details("Figures", table(["Part", ...shown.map(([name]) => name)],
