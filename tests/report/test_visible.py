@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from analyzer.report.html.page import _as_json as json_of_page
 from analyzer.report.visible import visible, visible_json
 from analyzer.script.stand_ins import context
 from tests.command import run
@@ -36,6 +37,9 @@ def test_every_control_character_is_escaped() -> None:
     assert visible("a\n\tb\r", lines=True) == "a\n\tb\\r"
     ordinary = "It fits: 61.08 GiB · 4–7 × ─ é 模型 🙂"
     assert visible(ordinary) == ordinary
+    for each in {*dangerous, "\u061c", "\u200e", "\u200f"} - {"\n", "\t"}:
+        assert json.loads(json_of_page([each])) == [visible(each)]
+    assert json.loads(json_of_page([ordinary, "\n\t"])) == [ordinary, "\n\t"]
 
 
 def hostile_runs(folder: Path) -> list[tuple[str, ...]]:

@@ -35,8 +35,8 @@ from analyzer.time.timeline.modules import ModuleTime, module_time
 if TYPE_CHECKING:
     from analyzer.report.html.head import Head
 
-_ESCAPED: Final = re.compile(r"\\u(?:0|20)|\x7f")
-"""Whether JSON may have control characters: their escapes, among others."""
+_ESCAPED: Final = re.compile(r"\\(?:[bfr]|u(?:00[0189]|007f|061c|200[ef]|202[89a-e]|206[6-9]))")
+"""Whether JSON may have characters that `visible` replaces: their escapes, or a backslash before such a letter."""
 ASSETS: Final = "analyzer.report.html.assets"
 _OPTION: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 MOST_PASSES: Final = 12_000
