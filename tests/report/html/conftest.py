@@ -13,7 +13,7 @@ from tests.command import run
 from tests.report.html.pages import LAUNCH, Opened
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 
 @pytest.fixture(scope="package")
@@ -24,22 +24,32 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Opened]]:
-    """Opens the page of a launch."""
+    """Opens the page of a launch, in a tab of its own unless one is given."""
     pages: list[Opened] = []
 
-    def of(*argv: str) -> Opened:
+    def of(*argv: str, tab: Page | None = None) -> Opened:
         folder = tmp_path_factory.mktemp("html")
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("PYTHONPATH", raising=False)  # would be a part of the command
             outcome = run(*argv, "--info-html", str(folder / "page.html"), "--info-json", str(folder / "report.json"))
         assert outcome.status in (0, 1), outcome.err
         document = json.loads((folder / "report.json").read_text())
-        pages.append(Opened(browser, folder / "page.html", document))
-        return pages[-1]
+        found = Opened(browser, folder / "page.html", document, tab=tab)
+        if tab is None:
+            pages.append(found)
+        return found
 
     yield of
     for each in pages:
         each.page.close()
+
+
+@pytest.fixture(scope="package")
+def tab(browser: Browser) -> Iterator[Page]:
+    """A tab for pages that only one test needs."""
+    found = browser.new_page(viewport={"width": 1280, "height": 900})
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="package")

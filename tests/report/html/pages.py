@@ -37,14 +37,17 @@ def embedded(page: str, name: str) -> str:
 class Opened:
     """A page in the browser with all charts, with what it reports and requests, and the JSON report that it shows.
 
-    With `busy` the browser never has time for the charts below the first screen.
+    With `busy` the browser never has time for the charts below the first screen. `tab`: a tab that showed another page before, in
+    which the library is not compiled again.
     """
 
-    def __init__(self, browser: Browser, file: Path, document: dict[str, Any], *, busy: bool = False) -> None:
+    def __init__(
+        self, browser: Browser, file: Path, document: dict[str, Any], *, busy: bool = False, tab: Page | None = None
+    ) -> None:
         self.file, self.document = file, document
         self.messages: list[str] = []
         self.requests: list[str] = []
-        self.page: Page = browser.new_page(viewport={"width": 1280, "height": 900})
+        self.page: Page = tab or browser.new_page(viewport={"width": 1280, "height": 900})
         self.page.on("console", lambda message: self.messages.append(message.text))
         self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))

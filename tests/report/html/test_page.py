@@ -14,7 +14,7 @@ from tests.command import run
 from tests.report.html.pages import LARGEST, LAUNCH, Opened
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("pretrain_*.sh"))
@@ -45,14 +45,13 @@ def memory_of(rank: dict[str, Any]) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_page_of_each_example(example: str, opened: Callable[..., Opened]) -> None:
+def test_the_page_of_each_example(example: str, opened: Callable[..., Opened], tab: Page) -> None:
     """No error, no request, a size below 2 MB, and charts with the figures of the report."""
-    found = opened(str(ROOT / "examples" / f"{example}.sh"), "--info-gpu", "H100-80GB")
+    found = opened(str(ROOT / "examples" / f"{example}.sh"), "--info-gpu", "H100-80GB", tab=tab)
     assert found.messages == []
     assert found.requests == [found.file.as_uri()]
     assert found.file.stat().st_size < LARGEST
     check_charts(found)
-    found.page.close()
 
 
 def without_zeros(rows: list[list[int]]) -> list[list[int]]:
@@ -217,10 +216,10 @@ def test_a_group_and_a_stage_can_be_selected(small: Opened) -> None:
     assert page.locator("#cluster-text h3").inner_text() == "Rank 12: node 1, stage 3"
 
 
-def test_a_large_cluster_is_folded_into_nodes(opened: Callable[..., Opened]) -> None:
+def test_a_large_cluster_is_folded_into_nodes(opened: Callable[..., Opened], tab: Page) -> None:
     """A square for each of 1,024 nodes, each line of one stage; a selected node shows the GPUs of 64 nodes. The page is small."""
     launch = " ".join(LAUNCH).replace("--nnodes 2", "--nnodes 1024").replace("--global-batch-size 64", "--global-batch-size 4096")
-    found = opened(*launch.split())
+    found = opened(*launch.split(), tab=tab)
     page = found.page
     assert found.messages == []
     assert found.file.stat().st_size < LARGEST
@@ -287,7 +286,7 @@ def test_accessibility(small: Opened, theme: str) -> None:
     assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
 
 
-def test_three_reports_side_by_side(opened: Callable[..., Opened], tmp_path: Path) -> None:
+def test_three_reports_side_by_side(opened: Callable[..., Opened], tab: Page, tmp_path: Path) -> None:
     """Names and texts with markup, as in an older report of someone else, are shown as text."""
     old = tmp_path / "<img src=x onerror=alert(1)>.json"
     run(*LAUNCH, "--info-json", str(old))
@@ -296,7 +295,7 @@ def test_three_reports_side_by_side(opened: Callable[..., Opened], tmp_path: Pat
     old.write_text(json.dumps(document))
     older = tmp_path / "older.json"
     run(*LAUNCH, "--micro-batch-size", "4", "--info-json", str(older))
-    found = opened(*LAUNCH, "--micro-batch-size", "2", "--info-against", str(old), "--info-against", str(older))
+    found = opened(*LAUNCH, "--micro-batch-size", "2", "--info-against", str(old), "--info-against", str(older), tab=tab)
     assert found.messages == []
     assert found.page.locator("img").count() == 0
     bars = [[mark[-1] for mark in series["marks"]] for series in found.series("comparison-chart")]

@@ -15,7 +15,7 @@ from tests.command import run
 from tests.report.html.pages import LARGEST, LAUNCH, READY, Opened, embedded
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parents[3]
 GENERATION = (
@@ -254,12 +254,13 @@ def test_the_page_of_generation(generation: Opened) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_serving(opened: Callable[..., Opened]) -> None:
+def test_the_page_of_serving(opened: Callable[..., Opened], tab: Page) -> None:
     """Marks and key figures are those of the report: numbers of clients, and the layouts of a search."""
     found = opened(
         *"--info-model meta-llama/Llama-3.1-8B --info-world-size 4 --tensor-model-parallel-size 2 --info-gpu H100-80GB".split(),
         *"--info-inference batch=16,prompt=512,generate=128 --info-serving-engine vllm --info-price 2".split(),
         *"--info-serving-search first=200ms,token=8ms".split(),
+        tab=tab,
     )
     serving = found.document["inference"]["serving"]
     assert found.messages == []
@@ -279,12 +280,13 @@ def test_the_page_of_serving(opened: Callable[..., Opened]) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_generation_with_offloading(opened: Callable[..., Opened]) -> None:
+def test_the_page_of_generation_with_offloading(opened: Callable[..., Opened], tab: Page) -> None:
     policy = "weights=20/80/0,cache=0/100/0,activations=0/100/0"
     found = opened(
         *"--info-model facebook/opt-30b --info-gpu T4 --info-world-size 1 --info-inference batch=64,prompt=512,generate=32".split(),
         "--info-offload",
         policy,
+        tab=tab,
     )
     tier = found.document["inference"]["policy"]["tiers"][0]
     assert found.messages == []
