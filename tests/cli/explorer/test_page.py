@@ -316,7 +316,9 @@ def test_another_gpu_and_any_number_can_be_chosen(opened: Opened) -> None:
     box.fill("97")
     box.press("Enter")
     opened.page.wait_for_selector("#error:not([hidden])")
-    assert "--global-batch-size" in opened.page.locator("#error").inner_text()
+    text = opened.page.locator("#error").inner_text()
+    assert "--global-batch-size" in text
+    assert text.endswith("The figures are still those of version 3.")
 
 
 def test_a_refused_choice_is_disabled_with_its_reason(opened: Opened) -> None:

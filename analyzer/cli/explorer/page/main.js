@@ -75,7 +75,8 @@ function busy(is) {
 }
 
 function showError(text) {
-  at("error").textContent = text;
+  const still = text && current ? [element("span", {class: "muted"}, ` The figures are still those of version ${current.number}.`)] : [];
+  at("error").replaceChildren(...unbroken(text), ...still);
   at("error").hidden = !text;
   if (text && !current) at("verdict").textContent = "No launch is shown.";
   waiting(at("controls"), false);
