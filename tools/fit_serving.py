@@ -1,9 +1,11 @@
-"""Fit the five host times of each serving engine (`analyzer/inference/serving/engines.json`) to measured rows, and print them.
+"""Fit the six host times of each serving engine (`analyzer/inference/serving/engines.json`) to measured rows, and print them.
 
-    python tools/fit_serving.py WHEEL [--write] [--rows N]
+    python tools/fit_serving.py WHEEL [--write] [--rows N] [--without MODEL]
 
 Rows, and models that are kept out, are those of `tools/score_serving.py`. Everything else of a prediction is fixed: kernels from
-their tables, steps from what is known of the engine. Needs the extra `fit` (scipy).
+their tables, steps from what is known of the engine and of the launch. The rows are those of the public benchmark, whose launches are
+known; SGLang has none of modelled models, so that its times outside the steps are the means of the other engines'. `other_clients` are the same for the other rows, whose clients and servers are not known;
+only `tools/score_serving.py` uses them, for such rows. Needs the extra `fit` (scipy).
 """
 
 from __future__ import annotations
@@ -29,9 +31,17 @@ from analyzer.inference.serving.step import StepModel, StepWork
 from analyzer.specs.serving import ServingSpec
 from tools.score_serving import SPREAD, UNMODELLED, Row, replica, rows_of
 
-TIMES: Final = ("step_seconds", "request_seconds", "first_seconds", "client_seconds", "layer_seconds")
-START: Final = (5e-4, 1e-5, 2e-2, 1e-4, 2e-4)
-MOST: Final = (5e-3, 2e-4, 2e-1, 2e-3, 2e-3)
+STEPS: Final = ("step_seconds", "request_seconds", "layer_seconds")
+OUTSIDE: Final = ("first_seconds", "read_seconds", "text_seconds")
+TIMES: Final = (*STEPS, *OUTSIDE)
+START: Final = {
+    "step_seconds": 5e-4, "request_seconds": 1e-5, "layer_seconds": 2e-4, "first_seconds": 2e-2, "read_seconds": 1e-3,
+    "text_seconds": 2e-6,
+}  # fmt: skip
+MOST: Final = {
+    "step_seconds": 5e-3, "request_seconds": 2e-4, "layer_seconds": 2e-3, "first_seconds": 5e-1, "read_seconds": 1e-1,
+    "text_seconds": 3e-5,
+}  # fmt: skip
 LONG: Final = 5e3
 """Measured first tokens above so many ms wait for room in the cache, and are left out."""
 
@@ -62,9 +72,8 @@ class OfRow:
         self.unit = replica(row.model, row.gpu, row.engine, row.bits, row.layout, (row.prompt, row.generate))
         self.steps = FixedSteps(self.unit.steps)
 
-    def times(self, values: Any) -> tuple[float, float]:
+    def times(self, times: dict[str, Any]) -> tuple[float, float]:
         """Times of the first and of an output token, in ms."""
-        times: dict[str, Any] = dict(zip(TIMES, map(float, values), strict=True))
         engine = replace(self.unit.engine, **times)
         unit = Replica(self.unit.job, engine, self.unit.speed, self.unit.rates)
         unit.__dict__["_fixed_and_token_bytes"] = self.unit._fixed_and_token_bytes
@@ -73,16 +82,16 @@ class OfRow:
         steps.__dict__.update(self.steps.__dict__)
         steps.seconds = lambda work: self.steps.with_host(engine, work)  # type: ignore[method-assign]
         unit.__dict__["steps"] = steps
-        served = unit.serve(ServingSpec(clients=self.row.clients, spread=SPREAD))
+        served = unit.serve(ServingSpec(clients=self.row.clients, spread=SPREAD, **dict(self.row.settings)))
         return 1e3 * served.first, 1e3 * served.token
 
 
-def chosen(wheel: Path, engine: str, number: int) -> list[OfRow]:
-    """Rows of an engine without disaggregation, equally from all of them."""
+def chosen(wheel: Path, engine: str, number: int, without: str = "") -> list[OfRow]:
+    """Rows of an engine without disaggregation, equally from all of them. `without`: a model that is left out."""
     rows = [
         row for row in rows_of(wheel, held=False)
         if row.engine == engine and row.prefill is None and row.clients and row.first < LONG
-        and not any(word in row.model for word in UNMODELLED)
+        and not any(word in row.model for word in UNMODELLED) and not (without and without in row.model)
     ]  # fmt: skip
     found = []
     for row in rows[:: max(1, len(rows) // number)]:
@@ -93,20 +102,29 @@ def chosen(wheel: Path, engine: str, number: int) -> list[OfRow]:
     return found
 
 
-def fit(rows: list[OfRow]) -> Any:
-    """The host times of an engine."""
+def fit(rows: list[OfRow], names: tuple[str, ...], known: dict[str, Any], *, public: bool) -> dict[str, float]:
+    """The host times `names` of an engine, with the others known, from its public rows or from its others.
+
+    Times of the steps alone are fitted to output tokens, times outside them to first tokens, and all of them to both.
+    """
+    rows = [each for each in rows if each.row.public == public]
 
     def residuals(x: Any) -> Any:
+        times = known | {name: float(value) * START[name] for name, value in zip(names, x, strict=True)}
         found = []
         for each in rows:
-            first, token = each.times(x * np.array(START))
-            found += [0.5 * np.log(first / each.row.first), np.log(token / each.row.token)]
+            first, token = each.times(times)
+            if "first_seconds" in names:
+                found.append(0.5 * np.log(first / each.row.first))
+            if "step_seconds" in names:
+                found.append(np.log(token / each.row.token))
         return np.array(found)
 
-    most = np.array(MOST) / np.array(START)
-    return least_squares(
-        residuals, np.ones(len(START)), bounds=(np.zeros(len(START)), most), loss="soft_l1", f_scale=0.1, diff_step=0.1, max_nfev=8
-    ).x * np.array(START)
+    most = np.array([MOST[name] / START[name] for name in names])
+    values = least_squares(
+        residuals, np.ones(len(names)), bounds=(np.zeros(len(names)), most), loss="soft_l1", f_scale=0.1, diff_step=0.1, max_nfev=8
+    ).x
+    return {name: float(f"{value * START[name]:.3g}") for name, value in zip(names, values, strict=True)}
 
 
 def main() -> None:
@@ -115,21 +133,35 @@ def main() -> None:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--rows", type=int, default=60)
-    parser.add_argument("--engine", action="append", default=[])
+    parser.add_argument("--without", default="", help="leave out the rows of a model, to score them")
     args = parser.parse_args()
     document = json.loads(FILE.read_text(encoding="utf-8"))
+    outside: list[dict[str, float]] = []
     for engine, entry in document["engines"].items():
-        if args.engine and engine not in args.engine:
-            continue
-        rows = chosen(args.wheel, engine, args.rows)
-        found = fit(rows)
-        models = sorted({each.row.model.split("/")[1] for each in rows})
-        entry |= {name: float(f"{value:.3g}") for name, value in zip(TIMES, found, strict=True)}
-        entry.setdefault("sources", {})["times"] = f"tools/fit_serving.py: {len(rows)} rows of {', '.join(models)}"
-        print(engine, {name: entry[name] for name in TIMES}, entry["sources"]["times"])
+        rows = chosen(args.wheel, engine, args.rows, args.without)
+        public = [each for each in rows if each.row.public]
+        if public:
+            found = fit(rows, TIMES, {}, public=True)
+            outside.append({name: found[name] for name in OUTSIDE})
+        else:  # no public rows: the means of the other engines
+            known = {name: float(f"{sum(each[name] for each in outside) / len(outside):.3g}") for name in OUTSIDE}
+            found = fit(rows, STEPS, known, public=False) | known
+        others = [each for each in rows if not each.row.public]
+        entry |= found
+        entry["other_clients"] = fit(others, OUTSIDE, found, public=False)
+        used = public or rows
+        models = sorted({each.row.model.split("/")[1] for each in used})
+        entry.setdefault("sources", {})["times"] = f"tools/fit_serving.py: {len(used)} rows of {', '.join(models)}"
+        print(engine, {name: entry[name] for name in (*TIMES, "other_clients")}, entry["sources"]["times"])
     if args.write:
-        text = json.dumps(document, indent=1)
-        FILE.write_text(re.sub(r"\[[^\[\]{}]*\]", lambda match: " ".join(match[0].split()), text) + "\n", encoding="utf-8")
+        FILE.write_text(formatted(document), encoding="utf-8")
+
+
+def formatted(document: dict[str, Any]) -> str:
+    """The text of the file. Lists are in one line."""
+    text = json.dumps(document, indent=1)
+    short = re.compile(r"\[(?:[^\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*\]")
+    return short.sub(lambda match: re.sub(r"([\[{]) | ([\]}])", r"\1\2", " ".join(match[0].split())), text) + "\n"
 
 
 if __name__ == "__main__":

@@ -22,15 +22,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.speeds import speed_of
 from analyzer.inference.reading import read_inference
+from analyzer.inference.serving.engines import for_other_clients
 from analyzer.inference.serving.estimate import Replica, replica_of
 from analyzer.specs.serving import ServingSpec
+from tools.serving_settings import is_public, settings_of
 
 HELD: Final = re.compile(r"qwen3-32b|deepseek-v3|deepseek-r1|gpt-oss", re.IGNORECASE)
 """Models that are kept out of every choice."""
@@ -73,6 +75,10 @@ class Row:
     """Of disaggregated serving: the layout of the replicas for prompts, their number, and the number of those that generate."""
     first: float
     token: float
+    public: bool = False
+    """Whether the public benchmark has published it, whose launch scripts are known."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """What these set, as fields of `ServingSpec` (`tools/serving_settings.py`)."""
 
     @property
     def dense(self) -> bool:
@@ -103,10 +109,15 @@ def row_of(row: dict[str, str]) -> Row:
     if quantization == "fp8" and (row["moe_quant_mode"] and MODELS_IN_BLOCKS.search(row["model_path"])):
         quantization = "fp8_block"
     bits = "w4a16kv16" if "gpt-oss" in row["model_path"] and row["system"].startswith("h") else BITS[quantization]
+    gpu = GPUS[row["system"]]
+    public = is_public(row["silicon_data_source"])
+    settings = settings_of(
+        row["model_path"], gpu, row["backend"], layout=layout, prompt=int(row["isl"]), generate=int(row["osl"]), clients=clients, bits=bits
+    )
     return Row(
         id=row["id"],
         model=MODELS.get(row["model_path"], row["model_path"]),
-        gpu=GPUS[row["system"]],
+        gpu=gpu,
         engine=row["backend"],
         mode=row["mode"],
         prompt=int(row["isl"]),
@@ -117,6 +128,8 @@ def row_of(row: dict[str, str]) -> Row:
         prefill=None if agg else (layout_of(row, "prefill_"), int(row["prefill_num_workers"] or 1), workers),
         first=float(row["silicon_ttft_ms"] or "nan"),
         token=float(row["silicon_tpot_ms"] or "nan"),
+        public=public,
+        settings=tuple(settings.items()) if agg and public else (),
     )
 
 
@@ -124,15 +137,18 @@ def layout_of(row: dict[str, str], prefix: str) -> tuple[int, int, int, int]:
     """The layout of a row. Some name GPUs that the server does not have: then the experts tell the layout.
 
     Rows with as many tensor-parallel ranks as the product of both sizes of the experts, which are equal, are of engines with
-    `--tp N --ep N`: N GPUs. So are those with N groups of N ranks, with data-parallel attention.
+    `--tp N --ep N`: N GPUs. So are those with N groups of N ranks and N x N experts: other rows of the same runs say so. Those with
+    N x N groups of one rank have data-parallel attention on N GPUs.
     """
     names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     tensor, groups, expert_tensor, expert = (int(row[prefix + name] or 0) for name in names)
     if expert_tensor == expert > 1 and tensor == expert * expert_tensor:
         return expert, 1, 1, expert
-    if groups == tensor > 1 and expert == groups * tensor and re.search(rf"_tp{tensor}(_0)?_ep{tensor}", row["id"]):
-        return 1, groups, 1, groups
     tensor = tensor or 1
+    if groups == tensor > 1 and expert == groups * tensor:
+        return tensor, 1, 1, tensor
+    if tensor == 1 and expert_tensor == expert > 1 and groups == expert * expert_tensor:
+        return 1, expert, 1, expert
     if expert_tensor * expert <= 1:  # no experts
         return tensor, 1, tensor, 1
     return tensor, max(1, expert_tensor * expert // tensor), expert_tensor, expert
@@ -162,15 +178,17 @@ def replica(model: str, gpu: str, engine: str, bits: str, layout: tuple[int, int
 
 def predicted(row: Row) -> tuple[float, float]:
     """Times of the first and of an output token, in ms. Raises AnalyzerError."""
-    spec = ServingSpec(clients=max(1, row.clients), spread=SPREAD)
+    spec = ServingSpec(clients=max(1, row.clients), spread=SPREAD, **dict(row.settings))
     unit = replica(row.model, row.gpu, row.engine, row.bits, row.layout, (row.prompt, row.generate))
+    if not row.public:
+        unit = unit.with_engine(for_other_clients(unit.engine))
     if row.prefill is None:
         served = unit.serve(spec)
     else:
         layout, number, workers = row.prefill
         other = replica(row.model, row.gpu, row.engine, row.bits, layout, (row.prompt, row.generate))
         each = replace(spec, clients=max(1, round(row.clients / workers)), prefill_replicas=max(1, round(number / workers)))
-        each = replace(each, prefill_shared=max(1.0, workers / number))
+        each = replace(each, prefill_shared=max(1.0, workers / number), read_together=row.clients)
         served = unit.serve(each, prompts=other)
     return 1e3 * served.first, 1e3 * served.token
 

@@ -16,6 +16,7 @@ from analyzer.modules.tree import parameters
 from analyzer.passes.stages import full_model, stage_models
 from analyzer.specs import InferenceJob
 from analyzer.specs.release import is_before
+from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import efficiencies_of, shipped
 
 if TYPE_CHECKING:
@@ -86,7 +87,13 @@ def _of_dispatch(job: InferenceJob, inputs: TimeInputs | None) -> tuple[str, ...
 
 
 def _machine(inputs: TimeInputs) -> Machine:
-    return Machine(inputs.speed, inputs.rates or replace(efficiencies_of(inputs.speed), kernel_gap=KERNEL_GAP))
+    if inputs.rates is not None:
+        return Machine(inputs.speed, inputs.rates)
+    return _shipped_machine(inputs.speed)
+
+
+def _shipped_machine(speed: SpeedSpec) -> Machine:
+    return Machine(speed, replace(efficiencies_of(speed), kernel_gap=KERNEL_GAP), tables=True)
 
 
 def number_of_parameters(job: InferenceJob) -> tuple[int, int]:
@@ -152,6 +159,12 @@ def _steps(inputs: TimeInputs) -> tuple[Steps, str]:
         else "assumed, those of training on other GPUs; not checked against measured generation"
     )
     return lambda job: (prefill_seconds(job, machine), decode_seconds(job, machine)), source
+
+
+def megatron_steps(job: InferenceJob, speed: SpeedSpec) -> tuple[StepSeconds, StepSeconds]:
+    """Seconds of prefill and of a decode step of a job in Megatron-LM, on GPUs with the shipped efficiencies."""
+    machine = _shipped_machine(speed)
+    return prefill_seconds(job, machine), decode_seconds(job, machine)
 
 
 def _batch_time(job: InferenceJob, prefill: StepSeconds, decode: StepSeconds, *, price: float | None) -> BatchTime:

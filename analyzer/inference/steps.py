@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from functools import cache
 from math import ceil
+from typing import Final
 
 from analyzer.inference.attention import rotated_keys_bytes
 from analyzer.inference.forward_job import forward_job
-from analyzer.inference.kernels import Machine, cached_attention_seconds, linear_seconds
+from analyzer.inference.kernels import (
+    Machine,
+    cached_attention_seconds,
+    experts_seconds,
+    linear_seconds,
+    measured_attention,
+)
 from analyzer.inference.kv_cache import caches_latents, has_attention, token_bytes, visible_tokens
 from analyzer.inference.results import StepSeconds
 from analyzer.inference.weights import is_quantized
@@ -29,6 +36,9 @@ from analyzer.time.work.linear import own_weight
 from analyzer.time.work.of_module import work_of
 from analyzer.units import DTYPE_BYTES
 
+LAUNCH: Final = 5e-6
+"""Seconds in which cuBLAS issues a product of the loop over experts in Transformer Engine (`nvte_multi_tensor_gemm`): assumed, the time
+of a launch of a kernel."""
 _AFTER_LAYERS = frozenset({ModuleKind.FINAL_NORM, ModuleKind.OUTPUT_LAYER})
 _SKIPPED = frozenset({ModuleKind.LOSS, ModuleKind.BATCH, *_AFTER_LAYERS})
 
@@ -101,13 +111,15 @@ class _Stage:
         messages = work._replace(kernels=(), graph_calls=calls if graphs else 0, calls=0 if graphs else calls)
         run = pass_run(forward, messages, self.machine.speed, self.machine.rates)
         self.communication += times * (run.device.tp + run.device.cp + run.device.ep)
-        self.issue += times * run.issue
+        self.issue += 0.0 if graphs else times * (run.issue - _of_loops(work, self.machine.rates.host_call))
         self.synchronization += 0.0 if graphs else times * run.synchronization
 
     def _add_kernels(self, block: Module, context: WorkContext, times: int) -> None:
         for kernel, quantization, number in step_kernels(block, context, self.job.inference.quantization, decode=self.cached > 0):
             if isinstance(kernel, Gemm):
-                self.gemm += times * number * linear_seconds(kernel, self.machine, quantization)
+                measured = _measured_experts(kernel, context, self.machine, quantization) if kernel.grouped else None
+                seconds = linear_seconds(kernel, self.machine, quantization) if measured is None else measured
+                self.gemm += times * number * seconds
             elif isinstance(kernel, Attention):
                 self.attention += times * number * kernel_seconds(kernel, self.machine.speed, self.machine.rates)
             else:
@@ -127,6 +139,11 @@ class _Stage:
     def _attention(self, length: int) -> float:
         """Seconds of decode attention of a layer to `length` tokens of each request."""
         job, model = self.job, self.job.model
+        measured = measured_attention(
+            job, self.machine, heads=model.num_attention_heads // job.parallel.tensor, length=length, latent=caches_latents(job)
+        )
+        if measured is not None and (model.mla is None or caches_latents(job)):
+            return measured
         rows = job.inference.batch_size * length
         heads = model.num_attention_heads // job.parallel.tensor
         width = 2 * model.kv_channels
@@ -155,6 +172,21 @@ class _Stage:
             communication=self.communication,
             host=max(0.0, self.issue - device) + self.synchronization,
         )
+
+
+def _of_loops(work: PassWork, host_call: float) -> float:
+    """Seconds less that the host needs for the products of experts: a loop in C++ issues them, not one by one from Python."""
+    issued = sum(count * kernel.launches for kernel, count in work.kernels if isinstance(kernel, Gemm) and kernel.grouped)
+    return issued * max(0.0, host_call - LAUNCH)
+
+
+def _measured_experts(
+    kernel: Gemm, context: WorkContext, machine: Machine, quantization: QuantizationSpec | None
+) -> float | None:
+    routing = context.routing
+    width = routing.moe.ffn_hidden_size / routing.etp
+    tokens = routing.tokens * routing.ep * routing.etp
+    return experts_seconds(kernel, machine, quantization, tokens=tokens, width=width, local=routing.local_experts)
 
 
 def step_kernels(

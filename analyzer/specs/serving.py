@@ -30,6 +30,12 @@ class ServingSpec:
     """Requests of each client. All clients send the first one at the same time."""
     chunk_tokens: int | None = None
     """Tokens of a step that computes prompts; None for the default of the engine."""
+    wait_steps: int = 0
+    """Most steps of decode that prompts wait for further prompts; with data-parallel attention, until each group has one."""
+    wait_share: float = 1.0
+    """Share of the tokens of a step from which on prompts do not wait."""
+    receive_steps: int = 1
+    """Steps of decode after which the engine looks for new requests."""
     prefix: float = 0.0
     """Share of the tokens of a prompt that the cache has already."""
     draft_tokens: int = 0
@@ -39,6 +45,8 @@ class ServingSpec:
     memory_share: float = MEMORY_SHARE
     prefill_replicas: int = 0
     """Replicas that compute prompts only, for each one that generates; 0 if each replica does both."""
+    read_together: int | None = None
+    """Clients whose prompts one process reads: of several replicas; None for those of one replica."""
     prefill_shared: float = 1.0
     """Replicas that generate for which one of those for prompts works."""
     spread: float = SPREAD

@@ -45,12 +45,20 @@ class Load(NamedTuple):
     """Most requests that the engine runs at the same time."""
     cache_tokens: int
     """Tokens that the cache of all groups has room for."""
+    wait_steps: int = 0
+    """Most steps of decode that prompts wait for further ones."""
+    wait_share: float = 1.0
+    """Share of `chunk` from which on prompts do not wait."""
+    receive_steps: int = 1
+    """Steps of decode after which the engine looks for new requests."""
     tokens_per_step: float = 1.0
     drafts: int = 0
     prefill_replicas: int = 0
     """Replicas that only compute prompts, for this one."""
+    prompt_groups: int = 1
+    """Groups of ranks with different requests in each of these."""
     busy: float = 1.0
-    """Seconds that such a replica is busy for each second of a prompt: more than 1 if it works for further replicas."""
+    """Replicas that generate for which one of those works."""
     transfer: float = 0.0
     """Seconds to send the cache of a prompt to the replica that generates."""
 
@@ -135,6 +143,10 @@ class Simulation:
     """Tokens of the cache that are reserved."""
     lengths: float = 0.0
     """Sum of the lengths of running requests, less the tokens of `made` for each."""
+    waited: int = 0
+    """Steps that prompts have waited for further ones."""
+    unread: int = 0
+    """Steps of decode since the engine looked for new requests."""
     number: int = 0
     left: int = 0
     known: dict[StepWork, float] = field(default_factory=dict)
@@ -149,7 +161,7 @@ class Simulation:
             self._send()
         while self.sums.complete < load.clients * load.requests:
             self._admit()
-            if self.prompts:
+            if self.prompts and not self._prompts_wait():
                 self._prompt_step()
             else:
                 self._generate()
@@ -194,11 +206,13 @@ class Simulation:
         """The time at which a replica for prompts has computed a request. Those that wait are computed together."""
         place = min(range(len(self.free)), key=self.free.__getitem__)
         begin = max(request.arrived, self.free[place])
-        together = max(1, self.load.chunk * self.load.groups // request.prompt) if begin > request.arrived else 1
-        per_group = ceil(together / self.load.groups)
+        most = max(1, self.load.chunk // request.prompt) * self.load.prompt_groups
+        together = most if begin > request.arrived else 1
+        per_group = ceil(together / self.load.prompt_groups)
         group = _Group(0, request.prompt * per_group, per_group * self._pairs(request, request.prompt), per_group)
         spent = self._cost(group, request.prompt * together, 0) / together
-        self.free[place] = begin + spent * self.load.busy
+        # prompts of the other replicas are computed in the same steps, as far as these have room
+        self.free[place] = begin + spent * max(1.0, self.load.busy * together / most)
         request.first = begin + spent
         return begin + spent + self.load.transfer
 
@@ -208,7 +222,8 @@ class Simulation:
 
     def _admit(self) -> None:
         """Requests whose tokens the cache has room for begin."""
-        while self.arriving and self.arriving[0][0] <= self.now:
+        looks = not self.unread or not self.running or self.free
+        while looks and self.arriving and self.arriving[0][0] <= self.now:
             self.waiting.append(heapq.heappop(self.arriving)[2])
         while self.waiting:
             request = self.waiting[0]
@@ -236,8 +251,26 @@ class Simulation:
         heapq.heappush(self.running, (self.made + request.output - 1, request.number, request))
         self.lengths += request.prompt + request.cached - self.made
 
+    def _prompts_wait(self) -> bool:
+        """Whether the engine waits for further prompts, and generates in the meantime."""
+        load = self.load
+        if not self.running or self.waited >= load.wait_steps:
+            return False
+        if load.groups > 1:
+            return len(self.prompts) < load.groups
+        tokens = len(self.running) * (1 + load.drafts)
+        for request in self.prompts:
+            rest = request.prompt - request.computed
+            if not load.chunked and tokens + rest > load.chunk:
+                break
+            tokens += rest
+            if tokens >= load.wait_share * load.chunk:
+                return False
+        return tokens < load.wait_share * load.chunk
+
     def _prompt_step(self) -> None:
         load = self.load
+        self.waited = self.unread = 0
         generating = len(self.running) if load.mixed else 0
         of_group = ceil(generating / load.groups)
         groups = [_Group(max(1, load.chunk - of_group * (1 + load.drafts))) for _ in range(load.groups)]
@@ -276,7 +309,12 @@ class Simulation:
         if steps:
             spent = self._cost(_Group(0), 0, len(self.running), ahead=steps * load.tokens_per_step / 2)
             if self.arriving:
-                steps = min(steps, max(1, ceil((self.arriving[0][0] - self.now) / spent)))
+                until = max(1, ceil((self.arriving[0][0] - self.now) / spent))
+                steps = min(steps, ceil((self.unread + until) / load.receive_steps) * load.receive_steps - self.unread)
+            if self.prompts:
+                steps = min(steps, load.wait_steps - self.waited)
+                self.waited += steps
+            self.unread = (self.unread + steps) % load.receive_steps
             self._advance(steps * spent, steps)
         self._finish()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from analyzer.specs.serving import EngineName
 
+_OTHER_KEYS: Final = ("sources", "other_clients", "also", "smaller_chunks")
 FILE: Final = Path(__file__).with_name("engines.json")
 
 
@@ -23,7 +24,7 @@ class Engine:
     mixed: bool
     """A step has prompts and generated tokens together. Otherwise prompts are computed in steps of their own, first."""
     chunk_tokens: int
-    """Most tokens of a step with prompts."""
+    """Most tokens of a step with prompts, if no other number is given. Engines take fewer on GPUs with less memory."""
     chunked: bool
     """Prompts are split at that number. Otherwise a step has complete prompts."""
     step_seconds: float
@@ -31,11 +32,15 @@ class Engine:
     request_seconds: float
     """The same for each request of the step."""
     first_seconds: float
-    """Seconds of a request outside the steps: reading it, and sending its first token."""
-    client_seconds: float
-    """The same for each client, whose requests one process reads."""
+    """Seconds of a request outside the steps, without reading its prompt."""
+    read_seconds: float
+    """Seconds to read a prompt. One process reads those that arrive together, and the first step begins after the last one."""
+    text_seconds: float
+    """The same for each token of the prompt."""
     handover_seconds: float
     """Seconds of a request that one replica begins and another one continues."""
+    also: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    """(kernel, engine, architectures): on these the faster one of the engine's own kernel and of that in the other's table is used."""
     layer_seconds: float
     """Least seconds of a layer in a step with prompts, whose kernels the host issues one by one."""
 
@@ -47,7 +52,19 @@ def _document() -> dict[str, Any]:
 
 
 @cache
-def engine_of(name: EngineName) -> Engine:
-    """An engine by its name."""
+def engine_of(name: EngineName, gpu: str = "", capacity_bytes: int | None = None) -> Engine:
+    """An engine by its name, with its defaults on a GPU."""
     entry = _document()["engines"][name]
-    return Engine(name=name, **{key: value for key, value in entry.items() if key != "sources"})
+    values = {key: value for key, value in entry.items() if key not in _OTHER_KEYS}
+    also = tuple((kernel, other, tuple(architectures)) for kernel, other, architectures in entry.get("also", ()))
+    for rule in entry.get("smaller_chunks", ()):  # the first rule that applies
+        if gpu.startswith(rule.get("gpu", "-")) or (capacity_bytes or 2**60) < rule.get("below_gib", 0) * 2**30:
+            values["chunk_tokens"] = rule["tokens"]
+            break
+    return Engine(name=name, also=also, **values)
+
+
+def for_other_clients(engine: Engine) -> Engine:
+    """The engine with the times outside its steps that rows without a known launch have (`tools/fit_serving.py`)."""
+    times: dict[str, float] = _document()["engines"][engine.name]["other_clients"]
+    return replace(engine, **times)

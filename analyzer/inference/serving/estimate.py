@@ -32,6 +32,10 @@ class Replica:
     speed: SpeedSpec
     rates: Efficiencies
 
+    def with_engine(self, engine: Engine) -> Replica:
+        """The same replica with other facts of its engine."""
+        return replace(self, engine=engine)
+
     @cached_property
     def layout(self) -> ServingLayout:
         """The layout of the replica."""
@@ -73,11 +77,15 @@ class Replica:
             spread=spec.spread,
             prefix=spec.prefix,
             chunk=spec.chunk_tokens or engine.chunk_tokens,
-            chunked=engine.chunked or spec.chunk_tokens is not None,
+            chunked=engine.chunked,
             mixed=engine.mixed,
-            groups=self.layout.attention_data if prompts is None else prompts.layout.attention_data,
+            groups=self.layout.attention_data,
+            prompt_groups=1 if prompts is None else prompts.layout.attention_data,
             slots=spec.slots or spec.clients,
             cache_tokens=max(1, self.cache_tokens(spec.memory_share)),
+            wait_steps=spec.wait_steps,
+            wait_share=spec.wait_share,
+            receive_steps=spec.receive_steps,
             tokens_per_step=spec.tokens_per_step,
             drafts=spec.draft_tokens,
             prefill_replicas=spec.prefill_replicas if prompts is not None else 0,
@@ -90,9 +98,10 @@ class Replica:
             return unit.steps.seconds(work).total
 
         served = serve(load, seconds)
-        outside = engine.first_seconds + engine.client_seconds * spec.clients
-        outside += engine.handover_seconds if prompts is not None else 0.0
-        return served._replace(first=served.first + outside, first_later=served.first_later + outside)
+        read = engine.read_seconds + engine.text_seconds * inference.prompt_tokens * (1 - spec.spread / 2)
+        outside = engine.first_seconds + read + (engine.handover_seconds if prompts is not None else 0.0)
+        together = outside + read * (spec.read_together or spec.clients) / spec.requests  # one process reads the prompts that all clients send first
+        return served._replace(first=served.first + together, first_later=served.first_later + outside)
 
 
 def replica_of(job: InferenceJob, engine: EngineName, speed: SpeedSpec, rates: Efficiencies | None = None) -> Replica:
@@ -100,7 +109,7 @@ def replica_of(job: InferenceJob, engine: EngineName, speed: SpeedSpec, rates: E
     if job.parallel.pipeline > 1:
         fault = "serving engines are modelled without pipeline stages"
         raise UnsupportedError("--pipeline-model-parallel-size", fault, "write 1, or --info-serving-engine megatron")
-    return Replica(job, engine_of(engine), speed, rates or efficiencies_of(speed))
+    return Replica(job, engine_of(engine, speed.name, job.hardware.capacity_bytes), speed, rates or efficiencies_of(speed))
 
 
 def cache_requests(replica: Replica, spec: ServingSpec) -> int | None:

@@ -208,6 +208,12 @@ class StepModel:
 
     def ratio(self, kernel: str, table: Table, *point: float) -> float:
         """The ratio of a kernel of the engine; without a table that of the nearest kind, or of another engine."""
+        own = self._ratio(kernel, table, *point)
+        other = next((name for also, name, where in self.engine.also if also == kernel and self.speed.architecture in where), None)
+        shared = None if other is None else ratio(self.speed, other, kernel, table, *point)
+        return own if shared is None else min(own, shared)
+
+    def _ratio(self, kernel: str, table: Table, *point: float) -> float:
         first, _, kind = kernel.rpartition(" ")
         names = [kernel, *([f"{first} {STAND_INS[kind]}"] if kind in STAND_INS else []), *([f"{first} 16"] if first else [])]
         for engine in (self.engine.tables, *ENGINES):

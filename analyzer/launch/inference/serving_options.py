@@ -17,10 +17,12 @@ _NUMBERS: Final = {
     "requests": "requests",
     "chunk": "chunk_tokens",
     "running": "slots",
+    "wait": "wait_steps",
+    "receive": "receive_steps",
     "draft": "draft_tokens",
     "prefill": "prefill_replicas",
 }
-_SHARES: Final = {"prefix": "prefix", "acceptance": "acceptance", "memory": "memory_share", "spread": "spread"}
+_SHARES: Final = {"fill": "wait_share", "prefix": "prefix", "acceptance": "acceptance", "memory": "memory_share", "spread": "spread"}
 _MOST: Final = 10**6
 _MOST_DRAFTS: Final = 16
 _MOST_REQUESTS: Final = 1000

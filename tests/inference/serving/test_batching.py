@@ -122,3 +122,19 @@ def test_steps_that_are_taken_together_cost_what_single_ones_do() -> None:
     found = serve(load(generate=1001, prompt=1000), slower)
     exact = sum(1e-3 + 1e-6 * (1000 + place) for place in range(1000)) / 1000
     assert found.token == pytest.approx(exact, rel=0.03)
+
+
+def test_a_prompt_waits_for_others_while_requests_are_generated() -> None:
+    """Both prompts do not fit one step. The second one waits three steps of decode, unless a step of 65 tokens is full enough."""
+    alone = {"clients": 2, "chunk": 100, "chunked": False}
+    assert served(**alone).first == pytest.approx((0.064 + 0.064 + DECODE + 0.064) / 2)
+    assert served(**alone, wait_steps=3).first == pytest.approx((0.064 + 0.064 + 3 * DECODE + DECODE + 0.064) / 2)
+    assert served(**alone, wait_steps=3, wait_share=0.6).first == served(**alone).first
+
+
+def test_an_engine_that_looks_for_requests_now_and_then() -> None:
+    """A request waits for half of the steps in the mean. An engine without requests looks at once."""
+    assert served(requests=3, receive_steps=30).first == pytest.approx(0.064)
+    often = served(clients=8, requests=20, generate=400, spread=0.2)
+    seldom = served(clients=8, requests=20, generate=400, spread=0.2, receive_steps=21)
+    assert 6 * DECODE < seldom.first_later - often.first_later < 14 * DECODE

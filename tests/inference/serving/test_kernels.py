@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from analyzer.hardware.speeds import speed_of
+from analyzer.inference.kernels import Machine, linear_seconds
 from analyzer.inference.serving import floors
+from analyzer.inference.serving.engines import engine_of
 from analyzer.inference.serving.estimate import Replica, replica_of
 from analyzer.inference.serving.step import StepWork
 from analyzer.inference.serving.tables import AXES, grid_of, ratio
 from analyzer.specs.speed import SpeedSpec
+from analyzer.time.efficiencies import efficiencies_of
+from analyzer.time.work.kernels import Gemm
 from tests.inference.job_of import launch_of
 
 GENERATION = "--info-inference batch=8,prompt=1024,generate=128 --info-megatron 0.16.1"
@@ -57,6 +61,30 @@ def test_tables_have_the_measured_products(gpu: str, engine: str, kind: str, row
     found = ratio(speed(gpu), engine, f"gemm {kind}", "gemm", rows, columns, 8192)
     assert found is not None
     assert 1e3 * floor * found == pytest.approx(milliseconds, rel=0.011)  # values are in steps of 2 %
+
+
+def test_products_of_few_rows_of_megatron_are_measured_ones() -> None:
+    """The row of gemm_perf above with one row, in 16 bit."""
+    h200 = speed("H200-141GB")
+    machine = Machine(h200, efficiencies_of(h200), tables=True)
+    assert 1e3 * linear_seconds(Gemm("forward", 1, 8192, 8192), machine, None) == pytest.approx(0.035616, rel=0.011)
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "gib", "tokens"),
+    [
+        ("vllm", "H100-80GB", 79, 8192),
+        ("vllm", "A100-80GB", 79, 2048),
+        ("vllm", "L40S", 45, 2048),
+        ("sglang", "L40S", 45, 4096),
+        ("sglang", "H200-141GB", 140, 8192),
+        ("sglang", "B200-180GB", 179, 16384),
+        ("trtllm", "A100-80GB", 79, 8192),
+    ],
+)
+def test_engines_take_fewer_tokens_of_prompts_on_smaller_gpus(engine: str, gpu: str, gib: int, tokens: int) -> None:
+    """EngineArgs.get_batch_defaults of vLLM, ServerArgs of SGLang, BuildConfig of TensorRT-LLM."""
+    assert engine_of(engine, gpu, gib * 2**30).chunk_tokens == tokens  # type: ignore[arg-type]
 
 
 def test_grids_have_all_points() -> None:
