@@ -108,7 +108,10 @@ def row_of(row: dict[str, str]) -> Row:
     quantization = row["moe_quant_mode"] if "gpt-oss" in row["model_path"] else row["gemm_quant_mode"]
     if quantization == "fp8" and (row["moe_quant_mode"] and MODELS_IN_BLOCKS.search(row["model_path"])):
         quantization = "fp8_block"
-    bits = "w4a16kv16" if "gpt-oss" in row["model_path"] and row["system"].startswith("h") else BITS[quantization]
+    if "gpt-oss" in row["model_path"]:
+        bits = "w4a16kv16" if row["system"].startswith("h") else "w4a8kv8"
+    else:
+        bits = BITS[quantization]
     gpu = GPUS[row["system"]]
     public = is_public(row["silicon_data_source"])
     settings = settings_of(

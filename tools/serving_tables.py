@@ -41,7 +41,7 @@ SYSTEMS: Final = {
 """GPUs of this program, and the folders of their tables."""
 ENGINES: Final = ("trtllm", "vllm", "sglang")
 GEMM_KINDS: Final = {"bfloat16": "16", "fp8": "8", "fp8_block": "8b", "nvfp4": "4"}
-EXPERT_KINDS: Final = {**GEMM_KINDS, "int4_wo": "w4", "w4a16_mxfp4": "w4m"}
+EXPERT_KINDS: Final = {**GEMM_KINDS, "int4_wo": "w4", "w4a16_mxfp4": "w4m", "w4a8_mxfp4_mxfp8": "w4a8"}
 CACHE_BITS: Final = {"bfloat16": "16", "float16": "16", "fp8": "8"}
 ELEMENT: Final = {"16": 2.0, "8": 1.0}
 DISTRIBUTION: Final = "power_law_1.01"

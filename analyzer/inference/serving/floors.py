@@ -12,11 +12,11 @@ from analyzer.specs.speed import SpeedSpec
 
 START: Final = 2e-6
 """Seconds of a kernel without work in a CUDA graph. It keeps the ratios of small kernels small."""
-WEIGHT_BYTES: Final = {"16": 2.0, "8": 1.0, "8b": 1.0, "4": 0.5625, "w4": 0.53125}
+WEIGHT_BYTES: Final = {"16": 2.0, "8": 1.0, "8b": 1.0, "4": 0.5625, "w4": 0.53125, "w4a8": 0.53125}
 """Bytes of an element of a weight. 8: fp8 with one scale for a tensor or row, 8b: with one for each block of 128 x 128, 4: NVFP4,
-w4: 4 bits with activations in 16 bit."""
-INPUT_BYTES: Final = {"16": 2.0, "8": 1.0, "8b": 1.0, "4": 0.5625, "w4": 2.0}
-PEAKS: Final = {"16": "16", "8": "8", "8b": "8", "4": "4", "w4": "16"}
+w4: 4 bits with activations in 16 bit, w4a8: MXFP4 with activations in MXFP8."""
+INPUT_BYTES: Final = {"16": 2.0, "8": 1.0, "8b": 1.0, "4": 0.5625, "w4": 2.0, "w4a8": 1.03125}
+PEAKS: Final = {"16": "16", "8": "8", "8b": "8", "4": "4", "w4": "16", "w4a8": "8"}
 """The bits of the factors, whose peak bounds the operations."""
 LATENT_READ: Final = 576
 """Elements of a token in the latent cache of the measured kernels: 512 latents and 64 of the rotated key."""

@@ -50,6 +50,13 @@ def kind_of(quantization: QuantizationSpec) -> str:
     return "8b" if quantization.group_size == BLOCK_GROUP else "8"
 
 
+def _expert_kind(job: InferenceJob, kind: str) -> str:
+    """The kind of the experts. Those of gpt-oss are in MXFP4, which Blackwell GPUs multiply by activations in 8 bit."""
+    if kind == "w4" and job.model.moe is not None and job.model.softmax_type == "learnable":
+        return "w4a8" if job.inference.quantization.activation_bits == 8 else "w4m"
+    return kind
+
+
 def layout_of(job: InferenceJob) -> ServingLayout:
     """The layout of a job.
 
@@ -76,7 +83,7 @@ def layout_of(job: InferenceJob) -> ServingLayout:
         expert_tensor=parallel.expert_tensor if model.moe is not None else parallel.tensor,
         linear_kind=linear,
         attention_kind=attention,
-        expert_kind="w4m" if kind == "w4" and model.moe is not None and model.softmax_type == "learnable" else kind,
+        expert_kind=_expert_kind(job, kind),
         cache_bits="8" if job.inference.quantization.cache_bits <= 8 else "16",
         layers=tuple((moe, window, number) for (moe, window), number in layers.items()),
     )

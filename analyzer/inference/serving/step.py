@@ -18,7 +18,7 @@ from analyzer.time.links import Span
 from analyzer.time.message_seconds import message_seconds
 from analyzer.time.work.kernels import Attention
 
-STAND_INS: Final = {"8b": "8", "8": "8b", "w4m": "w4", "w4": "w4m", "4": "8"}
+STAND_INS: Final = {"8b": "8", "8": "8b", "w4m": "w4", "w4": "w4m", "w4a8": "4", "4": "8"}
 """The kind whose ratios are used for one without a table."""
 ENGINES: Final = ("trtllm", "sglang", "vllm")
 ELEMENT_BYTES: Final = {"16": 2.0, "8": 1.0}
