@@ -2,9 +2,9 @@
 
     VENV/bin/python -m benchmarks.aiconfigurator_static [--csv FILE] [--model TEXT]
 
-Runs in an environment with `aiconfigurator-core` 0.12.0 and this repository on PYTHONPATH. One batch of equal prompts is computed and
-then generated, without further requests. Prints the median and the extremes of the ratio of the times, this program's to the other
-one's, by the kind of the model, and with fewer and more than 1,024 tokens in all prompts.
+Runs in an environment with `aiconfigurator-core` 0.12.0 and this repository on PYTHONPATH. One batch of equal prompts is computed
+and then generated, without further requests. Prints the median and the extremes of the ratio of the times, this program's to the
+other one's, by the kind of the model, and with fewer and more than 1,024 tokens in all prompts.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     python tools/fit_serving.py WHEEL [--write] [--rows N] [--without MODEL]
 
 Rows, and models that are kept out, are those of `tools/score_serving.py`. Everything else of a prediction is fixed: kernels from
-their tables, steps from what is known of the engine and of the launch. The rows are those of the public benchmark, whose launches are
-known; SGLang has none of modelled models, so that its times outside the steps are the means of the other engines'. `other_clients` are the same for the other rows, whose clients and servers are not known;
-only `tools/score_serving.py` uses them, for such rows. Needs the extra `fit` (scipy).
+their tables, steps from what is known of the engine and of the launch. The rows are those of the public benchmark, whose launches
+are known, and for TensorRT-LLM, which has none of a model with experts among them, output tokens of the others; SGLang has none of modelled models, so that its times of prompts and outside the steps are the means of the other
+engines'. `other_clients` are the same for the other rows, whose clients and servers are not known; only `tools/score_serving.py`
+uses them, for such rows. Needs the extra `fit` (scipy).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,15 +33,15 @@ from analyzer.inference.serving.step import StepModel, StepWork
 from analyzer.specs.serving import ServingSpec
 from tools.score_serving import SPREAD, UNMODELLED, Row, replica, rows_of
 
-STEPS: Final = ("step_seconds", "request_seconds", "layer_seconds")
+STEPS: Final = ("step_seconds", "request_seconds")
 OUTSIDE: Final = ("first_seconds", "read_seconds", "text_seconds")
-TIMES: Final = (*STEPS, *OUTSIDE)
+TIMES: Final = (*STEPS, "operation_seconds", *OUTSIDE)
 START: Final = {
-    "step_seconds": 5e-4, "request_seconds": 1e-5, "layer_seconds": 2e-4, "first_seconds": 2e-2, "read_seconds": 1e-3,
+    "step_seconds": 5e-4, "request_seconds": 1e-5, "operation_seconds": 2e-5, "first_seconds": 2e-2, "read_seconds": 1e-3,
     "text_seconds": 2e-6,
 }  # fmt: skip
 MOST: Final = {
-    "step_seconds": 5e-3, "request_seconds": 2e-4, "layer_seconds": 2e-3, "first_seconds": 5e-1, "read_seconds": 1e-1,
+    "step_seconds": 5e-3, "request_seconds": 2e-4, "operation_seconds": 2e-4, "first_seconds": 5e-1, "read_seconds": 1e-1,
     "text_seconds": 3e-5,
 }  # fmt: skip
 LONG: Final = 5e3
@@ -51,7 +53,7 @@ class FixedSteps(StepModel):
 
     def __init__(self, model: StepModel) -> None:
         self.__dict__.update(model.__dict__)
-        self.engine = replace(model.engine, step_seconds=0.0, request_seconds=0.0, layer_seconds=0.0)
+        self.engine = replace(model.engine, step_seconds=0.0, request_seconds=0.0, operation_seconds=0.0)
         self.known: dict[StepWork, float] = {}
 
     def with_host(self, engine: Engine, work: StepWork) -> StepSeconds:
@@ -59,7 +61,7 @@ class FixedSteps(StepModel):
         if work not in self.known:
             self.known[work] = super().seconds(work).total
         device = self.known[work]
-        issued = self.layout.model.num_layers * engine.layer_seconds if work.prompt_tokens else 0.0
+        issued = self.operations * engine.operation_seconds if work.prompt_tokens else 0.0
         host = engine.step_seconds + engine.request_seconds * (work.requests + work.prompts) + max(0.0, issued - device)
         return StepSeconds(gemm=device, attention=0.0, memory_bound=0.0, communication=0.0, host=host)
 
@@ -105,19 +107,24 @@ def chosen(wheel: Path, engine: str, number: int, without: str = "") -> list[OfR
 def fit(rows: list[OfRow], names: tuple[str, ...], known: dict[str, Any], *, public: bool) -> dict[str, float]:
     """The host times `names` of an engine, with the others known, from its public rows or from its others.
 
-    Times of the steps alone are fitted to output tokens, times outside them to first tokens, and all of them to both.
+    Times of the steps alone are fitted to output tokens, times outside them to first tokens, and all of them to both. All models
+    have the same weight.
     """
-    rows = [each for each in rows if each.row.public == public]
+    mixed = any(not each.row.dense for each in rows if each.row.public)
+    if "step_seconds" not in names or mixed or not public:  # without public rows of experts, output tokens of all rows are used
+        rows = [each for each in rows if each.row.public == public]
+    models = Counter(each.row.model for each in rows)
 
     def residuals(x: Any) -> Any:
         times = known | {name: float(value) * START[name] for name, value in zip(names, x, strict=True)}
         found = []
         for each in rows:
             first, token = each.times(times)
-            if "first_seconds" in names:
-                found.append(0.5 * np.log(first / each.row.first))
+            weight = (len(rows) / len(models) / models[each.row.model]) ** 0.5
+            if "first_seconds" in names and each.row.public == public:
+                found.append(0.5 * weight * np.log(first / each.row.first))
             if "step_seconds" in names:
-                found.append(np.log(token / each.row.token))
+                found.append(weight * np.log(token / each.row.token))
         return np.array(found)
 
     most = np.array([MOST[name] / START[name] for name in names])
@@ -133,23 +140,27 @@ def main() -> None:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--rows", type=int, default=60)
+    parser.add_argument("--engine", action="append", default=[], help="fit this engine only")
     parser.add_argument("--without", default="", help="leave out the rows of a model, to score them")
     args = parser.parse_args()
     document = json.loads(FILE.read_text(encoding="utf-8"))
     outside: list[dict[str, float]] = []
     for engine, entry in document["engines"].items():
+        if args.engine and engine not in args.engine:
+            outside.append({name: entry[name] for name in ("operation_seconds", *OUTSIDE)})
+            continue
         rows = chosen(args.wheel, engine, args.rows, args.without)
         public = [each for each in rows if each.row.public]
         if public:
             found = fit(rows, TIMES, {}, public=True)
-            outside.append({name: found[name] for name in OUTSIDE})
+            outside.append({name: found[name] for name in ("operation_seconds", *OUTSIDE)})
         else:  # no public rows: the means of the other engines
-            known = {name: float(f"{sum(each[name] for each in outside) / len(outside):.3g}") for name in OUTSIDE}
+            known = {name: float(f"{sum(each[name] for each in outside) / len(outside):.3g}") for name in outside[0]}
             found = fit(rows, STEPS, known, public=False) | known
         others = [each for each in rows if not each.row.public]
         entry |= found
         entry["other_clients"] = fit(others, OUTSIDE, found, public=False)
-        used = public or rows
+        used = public if any(not each.row.dense for each in public) else rows
         models = sorted({each.row.model.split("/")[1] for each in used})
         entry.setdefault("sources", {})["times"] = f"tools/fit_serving.py: {len(used)} rows of {', '.join(models)}"
         print(engine, {name: entry[name] for name in (*TIMES, "other_clients")}, entry["sources"]["times"])

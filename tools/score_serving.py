@@ -108,14 +108,19 @@ def row_of(row: dict[str, str]) -> Row:
     quantization = row["moe_quant_mode"] if "gpt-oss" in row["model_path"] else row["gemm_quant_mode"]
     if quantization == "fp8" and (row["moe_quant_mode"] and MODELS_IN_BLOCKS.search(row["model_path"])):
         quantization = "fp8_block"
-    if "gpt-oss" in row["model_path"]:
-        bits = "w4a16kv16" if row["system"].startswith("h") else "w4a8kv8"
-    else:
-        bits = BITS[quantization]
+    mxfp4 = "w4a16kv16" if row["system"].startswith("h") else "w4a8kv8"
+    bits = mxfp4 if "gpt-oss" in row["model_path"] else BITS[quantization]
     gpu = GPUS[row["system"]]
     public = is_public(row["silicon_data_source"])
     settings = settings_of(
-        row["model_path"], gpu, row["backend"], layout=layout, prompt=int(row["isl"]), generate=int(row["osl"]), clients=clients, bits=bits
+        row["model_path"],
+        gpu,
+        row["backend"],
+        layout=layout,
+        prompt=int(row["isl"]),
+        generate=int(row["osl"]),
+        clients=clients,
+        bits=bits,
     )
     return Row(
         id=row["id"],

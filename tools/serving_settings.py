@@ -1,10 +1,10 @@
 """Settings of the servers of measured rows that the public benchmark InferenceX (formerly InferenceMAX) has published.
 
-Its launch scripts are in https://github.com/SemiAnalysisAI/InferenceX (Apache-2.0), `benchmarks/`, read at commit 843c6254f and, for
-Llama-3.1-70B, a267b4bd5. Its client sends ten requests for each of its connections, at no given rate: each connection sends the next
-request when the last one is complete. Lengths are drawn from 80 % to 100 % of the given ones, and the times are means
-(`utils/bench_serving/benchmark_serving.py`). Settings of other rows of AIConfigurator's file are not known; they get the engine's
-defaults.
+Its launch scripts are in https://github.com/SemiAnalysisAI/InferenceX (Apache-2.0), `benchmarks/`, read at commit 843c6254f and,
+for Llama-3.1-70B, a267b4bd5. Its client sends ten requests for each of its connections, at no given rate: each connection sends
+the next request when the last one is complete. Lengths are drawn from 80 % to 100 % of the given ones, and the times are means
+(`utils/bench_serving/benchmark_serving.py`). Settings of other rows of AIConfigurator's file are not known; they get the
+defaults of the engine.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def _of_split_experts(job: InferenceJob, mine: StepSeconds, decode: Callable[[In
     parallel, moe = job.parallel, job.model.moe
     assert moe is not None
     said = (
-        f"Without sequence parallelism, the experts of a rank compute the same tokens {parallel.expert_tensor} times, once for each "
-        f"of the expert-tensor-parallel ranks: a step of decode takes {format_seconds(mine.total)}."
+        f"Without sequence parallelism, the experts of a rank compute the same tokens {parallel.expert_tensor} times, once for "
+        f"each of the expert-tensor-parallel ranks: a step of decode takes {format_seconds(mine.total)}."
     )
     if moe.num_experts % parallel.tensor or parallel.expert_tensor != parallel.tensor:
         return said

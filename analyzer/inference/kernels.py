@@ -123,9 +123,7 @@ def experts_seconds(
     return found * (least + 2.5 * START)
 
 
-def measured_attention(
-    job: InferenceJob, machine: Machine, *, heads: int, length: int, latent: bool
-) -> float | None:
+def measured_attention(job: InferenceJob, machine: Machine, *, heads: int, length: int, latent: bool) -> float | None:
     """Seconds of the attention of a layer in a decode step in the tables; None if there are none."""
     model, spec, speed = job.model, job.inference, machine.speed
     bits = spec.quantization.cache_bits

@@ -37,8 +37,8 @@ from analyzer.time.work.of_module import work_of
 from analyzer.units import DTYPE_BYTES
 
 LAUNCH: Final = 5e-6
-"""Seconds in which cuBLAS issues a product of the loop over experts in Transformer Engine (`nvte_multi_tensor_gemm`): assumed, the time
-of a launch of a kernel."""
+"""Seconds in which cuBLAS issues a product of the loop over experts in Transformer Engine (`nvte_multi_tensor_gemm`): assumed,
+the time of a launch of a kernel."""
 _AFTER_LAYERS = frozenset({ModuleKind.FINAL_NORM, ModuleKind.OUTPUT_LAYER})
 _SKIPPED = frozenset({ModuleKind.LOSS, ModuleKind.BATCH, *_AFTER_LAYERS})
 
@@ -180,9 +180,7 @@ def _of_loops(work: PassWork, host_call: float) -> float:
     return issued * max(0.0, host_call - LAUNCH)
 
 
-def _measured_experts(
-    kernel: Gemm, context: WorkContext, machine: Machine, quantization: QuantizationSpec | None
-) -> float | None:
+def _measured_experts(kernel: Gemm, context: WorkContext, machine: Machine, quantization: QuantizationSpec | None) -> float | None:
     routing = context.routing
     width = routing.moe.ffn_hidden_size / routing.etp
     tokens = routing.tokens * routing.ep * routing.etp

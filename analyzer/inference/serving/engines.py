@@ -40,9 +40,9 @@ class Engine:
     handover_seconds: float
     """Seconds of a request that one replica begins and another one continues."""
     also: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-    """(kernel, engine, architectures): on these the faster one of the engine's own kernel and of that in the other's table is used."""
-    layer_seconds: float
-    """Least seconds of a layer in a step with prompts, whose kernels the host issues one by one."""
+    """(kernel, engine, architectures): on these, the faster of its own kernel and of that in the other engine's table is used."""
+    operation_seconds: float
+    """Least seconds of an operation in a step with prompts, which the host issues one by one."""
 
 
 @cache
@@ -66,5 +66,5 @@ def engine_of(name: EngineName, gpu: str = "", capacity_bytes: int | None = None
 
 def for_other_clients(engine: Engine) -> Engine:
     """The engine with the times outside its steps that rows without a known launch have (`tools/fit_serving.py`)."""
-    times: dict[str, float] = _document()["engines"][engine.name]["other_clients"]
+    times: dict[str, Any] = _document()["engines"][engine.name]["other_clients"]
     return replace(engine, **times)

@@ -100,7 +100,9 @@ class Replica:
         served = serve(load, seconds)
         read = engine.read_seconds + engine.text_seconds * inference.prompt_tokens * (1 - spec.spread / 2)
         outside = engine.first_seconds + read + (engine.handover_seconds if prompts is not None else 0.0)
-        together = outside + read * (spec.read_together or spec.clients) / spec.requests  # one process reads the prompts that all clients send first
+        together = (
+            outside + read * (spec.read_together or spec.clients) / spec.requests
+        )  # one process reads the prompts that all clients send first
         return served._replace(first=served.first + together, first_later=served.first_later + outside)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 from typing import Final
 
@@ -21,6 +22,17 @@ from analyzer.time.work.kernels import Attention
 STAND_INS: Final = {"8b": "8", "8": "8b", "w4m": "w4", "w4": "w4m", "w4a8": "4", "4": "8"}
 """The kind whose ratios are used for one without a table."""
 ENGINES: Final = ("trtllm", "sglang", "vllm")
+ATTENTION_OPERATIONS: Final = 6
+"""Operations of attention: norm, projection, rotation, cache, kernel, projection."""
+LATENT_OPERATIONS: Final = 12
+"""The same of multi-latent attention: norm, products down and up with their norms, rotation and joining of the parts, cache,
+kernel, projection."""
+MLP_OPERATIONS: Final = 4
+"""Of a dense MLP: norm or sum, two products and the activation between them."""
+EXPERT_OPERATIONS: Final = 12
+"""Of experts: norm, router, choice of experts, sorting and permuting of tokens, cast, two products, activation, weighted sum."""
+EXCHANGES: Final = 2
+"""Exchanges of the outputs of attention and MLP with the other ranks."""
 ELEMENT_BYTES: Final = {"16": 2.0, "8": 1.0}
 
 
@@ -69,10 +81,23 @@ class StepModel:
         gemm += self.gemm("16", rows, ceil(model.padded_vocab_size / self.layout.tensor), model.hidden_size)
         communication += self.all_reduce(2 * work.tokens * model.hidden_size)
         device = attention + gemm + memory + communication
-        issued = model.num_layers * self.engine.layer_seconds if work.prompts or work.prompt_tokens else 0.0
+        issued = self.operations * self.engine.operation_seconds if work.prompts or work.prompt_tokens else 0.0
         waits = self.engine.step_seconds + self.engine.request_seconds * (work.requests + work.prompts)
         host = waits + max(0.0, issued - device)
         return StepSeconds(gemm=gemm, attention=attention, memory_bound=memory, communication=communication, host=host)
+
+    @cached_property
+    def operations(self) -> int:
+        """Operations of a step with prompts, which the host issues one by one: of the layers, by what they consist of."""
+        layout, model = self.layout, self.layout.model
+        attention = LATENT_OPERATIONS if model.mla is not None else ATTENTION_OPERATIONS + model.qk_layernorm
+        total = 0
+        for has_experts, _, number in layout.layers:
+            experts = EXPERT_OPERATIONS if has_experts else MLP_OPERATIONS
+            if has_experts and model.moe is not None and model.moe.shared_ffn_hidden_size:
+                experts += MLP_OPERATIONS
+            total += number * (attention + experts + EXCHANGES)
+        return total
 
     def _layer(self, work: StepWork, has_experts: bool, window: int | None) -> StepSeconds:
         model, tensor = self.layout.model, self.layout.tensor
@@ -97,13 +122,14 @@ class StepModel:
         return self.gemm(kind, tokens, first, hidden) + self.gemm(kind, tokens, hidden, width)
 
     def _projections(self, work: StepWork) -> tuple[float, float]:
-        """Seconds of the projections of attention, and of rotating queries and keys and writing the cache."""
+        """Seconds of the projections of attention, and of norms and rotation of queries and keys and writing the cache."""
         model, tensor, kind = self.layout.model, self.layout.tensor, self.layout.attention_kind
         heads, hidden, tokens = model.num_attention_heads / tensor, model.hidden_size, work.tokens
         if model.mla is None:
             wide = heads * model.kv_channels + 2 * max(1, model.num_query_groups / tensor) * model.kv_channels
             gemms = self.gemm(kind, tokens, wide, hidden) + self.gemm(kind, tokens, hidden, heads * model.kv_channels)
-            return gemms, self.moved(4 * tokens * wide)
+            normed = self.moved(4 * tokens * wide) if model.qk_layernorm else 0.0
+            return gemms, self.moved(4 * tokens * wide) + normed
         mla = model.mla
         down = (mla.q_lora_rank or 0) + mla.kv_lora_rank + mla.qk_pos_emb_head_dim
         queries = heads * mla.query_head_dim

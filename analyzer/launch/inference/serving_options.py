@@ -22,7 +22,13 @@ _NUMBERS: Final = {
     "draft": "draft_tokens",
     "prefill": "prefill_replicas",
 }
-_SHARES: Final = {"fill": "wait_share", "prefix": "prefix", "acceptance": "acceptance", "memory": "memory_share", "spread": "spread"}
+_SHARES: Final = {
+    "fill": "wait_share",
+    "prefix": "prefix",
+    "acceptance": "acceptance",
+    "memory": "memory_share",
+    "spread": "spread",
+}
 _MOST: Final = 10**6
 _MOST_DRAFTS: Final = 16
 _MOST_REQUESTS: Final = 1000
@@ -57,6 +63,8 @@ def serving(option: str, text: str | None) -> Serving:
         raise InputError(option, "draft needs the probability that a proposed token is accepted", "add acceptance=0.7")
     if "acceptance" in found and not found.get("draft_tokens"):
         raise InputError(option, "acceptance needs the number of proposed tokens", "add draft=3")
+    if "wait_share" in found and "wait_steps" not in found:
+        raise InputError(option, "fill needs the steps that prompts wait", "add wait=20")
     return Serving(fields=found)
 
 

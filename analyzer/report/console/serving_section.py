@@ -71,6 +71,10 @@ def key_rows(report: ServingReport) -> list[tuple[str, str]]:
 def _options(report: ServingReport) -> str:
     spec = report.spec
     parts = []
+    if spec.wait_steps:
+        parts.append(f"prompts wait at most {spec.wait_steps} steps for others")
+    if spec.receive_steps > 1:
+        parts.append(f"new requests are read every {spec.receive_steps} steps")
     if spec.prefix:
         parts.append(f"{spec.prefix:.0%} of each prompt is in the cache")
     if spec.draft_tokens:

@@ -84,7 +84,7 @@ def test_products_of_few_rows_of_megatron_are_measured_ones() -> None:
 )
 def test_engines_take_fewer_tokens_of_prompts_on_smaller_gpus(engine: str, gpu: str, gib: int, tokens: int) -> None:
     """EngineArgs.get_batch_defaults of vLLM, ServerArgs of SGLang, BuildConfig of TensorRT-LLM."""
-    assert engine_of(engine, gpu, gib * 2**30).chunk_tokens == tokens  # type: ignore[arg-type]
+    assert engine_of(engine, gpu, gib * 2**30).chunk_tokens == tokens
 
 
 def test_grids_have_all_points() -> None:

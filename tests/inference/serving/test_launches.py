@@ -30,10 +30,18 @@ def test_fields_of_the_report() -> None:
 
 
 def test_the_console_report() -> None:
-    outcome = run(*f"{LLAMA} {BATCH} {ENGINE} --info-serving prefix=0.5,draft=2,acceptance=0.5".split())
+    outcome = run(*f"{LLAMA} {BATCH} {ENGINE} --info-serving prefix=0.5,draft=2,acceptance=0.5,wait=20,receive=10".split())
     text = " ".join(outcome.out.split())
     assert outcome.status == 0
-    for part in ("16 clients of each replica", "90% of the memory is used", "50% of each prompt", "1.75 tokens", "not counted"):
+    for part in (
+        "16 clients of each replica",
+        "90% of the memory is used",
+        "50% of each prompt",
+        "1.75 tokens",
+        "not counted",
+        "at most 20 steps",
+        "every 10 steps",
+    ):
         assert part in text
 
 
@@ -82,6 +90,7 @@ def test_the_cost_of_the_same_tokens_on_all_tensor_parallel_ranks_of_megatron() 
         (f"{ENGINE} --info-serving memory=1.5", "--info-serving", "is not a share"),
         (f"{ENGINE} --info-serving draft=2", "--info-serving", "needs the probability"),
         (f"{ENGINE} --info-serving acceptance=0.5", "--info-serving", "needs the number of proposed tokens"),
+        (f"{ENGINE} --info-serving fill=0.5", "--info-serving", "needs the steps"),
         (f"{ENGINE} --info-serving chunk=8k,chunk=4k", "--info-serving", "is given twice"),
         (f"{ENGINE} --info-serving speed=1", "--info-serving", "is not one of"),
         (f"{ENGINE} --info-serving-search first=1s", "--info-serving-search", "does not give token"),
