@@ -10,9 +10,9 @@ import torch
 
 from allocator_hook.step.families.bert import bert_forward
 from allocator_hook.step.families.llava import llava_forward
+from allocator_hook.step.families.sample_head import loss_of_samples
 from allocator_hook.step.families.t5 import t5_forward
 from allocator_hook.step.losses import loss_function
-from allocator_hook.step.sample_head import loss_of_samples
 from allocator_hook.step.versions import accepted_by, known_to
 from analyzer.specs import Family, TrainingJob
 

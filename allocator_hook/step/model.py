@@ -13,13 +13,13 @@ from allocator_hook.step.adapters import add_adapters
 from allocator_hook.step.config import starts_from_meta
 from allocator_hook.step.families.bert import bert_module
 from allocator_hook.step.families.llava import llava_module
+from allocator_hook.step.families.sample_head import replace_output_layer
 from allocator_hook.step.families.t5 import t5_module
 from allocator_hook.step.freezing import freeze_parameters
 from allocator_hook.step.hybrid import hybrid_model
 from allocator_hook.step.language_model import language_model
 from allocator_hook.step.muon import buffer_layout
 from allocator_hook.step.optimizer_config import ddp_config, uses_torch_fsdp
-from allocator_hook.step.sample_head import replace_output_layer
 from allocator_hook.step.versions import accepted_by, known_to
 from analyzer.errors import AnalyzerError
 from analyzer.specs import Family, MoeSpec, TrainingJob

@@ -16,7 +16,6 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_collectives
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.reduction import bias_gradient
-from analyzer.modules.sample_head import sample_head
 from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Parameter, Tensor, for_weight
 
@@ -187,8 +186,6 @@ def head(shapes: EndShapes, *, pre_process: bool, mtp_here: bool = False) -> tup
     pipeline stages the output layer's own weight is unused (`GPTModel.__init__`, `shared_embedding_or_output_weight`).
     """
     model = shapes.model
-    if model.head_outputs is not None:
-        return sample_head(shapes)
     tied = model.tied_embeddings
     return (
         output_layer(

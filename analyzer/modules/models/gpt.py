@@ -236,6 +236,10 @@ def _embedding(inputs: EndInputs, last: bool, kept_gradient: bool) -> Module:
 
 @lru_cache(maxsize=CACHED_ENDS)
 def _head(inputs: EndInputs, pre_process: bool, mtp_here: bool) -> tuple[Module, ...]:
+    if inputs.model.head_outputs is not None:
+        from analyzer.modules.models.sample_head import sample_head
+
+        return sample_head(EndShapes(inputs))
     return head(EndShapes(inputs), pre_process=pre_process, mtp_here=mtp_here)
 
 
