@@ -73,7 +73,18 @@ READ: Final[dict[str, frozenset[str]]] = {
         "cuda_device_max_connections use_cpu_initialization empty_unused_memory_level data_parallel_random_init "
         "allocator_config overlap_moe_expert_parallel_comm early_attention_backward delay_wgrad_compute".split()
     ),
-    "FineTuning": frozenset({"objective", "method", "adapter", "freezing", "packed", "head_outputs"}),
+    "FineTuning": frozenset(
+        {
+            "objective",
+            "method",
+            "adapter",
+            "freezing",
+            "packed",
+            "head_outputs",
+            "sequences_per_sample",
+            "longest_counted",
+        }
+    ),
     "Adapter": frozenset("kind rank alpha targets dropout adapter_dtype base_dtype share_expert_adapters layers source".split()),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from allocator_hook.step.supported import check_supported
 from analyzer.api import read_launch
 from analyzer.errors import InputError
 from analyzer.frameworks import yaml_files
@@ -163,6 +164,7 @@ def test_heads_of_few_outputs_replace_the_output_layer(tmp_path: Path, options: 
     found = job(tmp_path, "megatron", "rlhf" if "rlhf" in options else "sft", "train.yaml", "--info-world-size", "8")
     assert found.model.head_outputs == outputs
     assert found.withheld == ()
+    check_supported(found)
     counted = parameter_counts(found.model, full_model(found)).unpadded
     assert counted == 6_946_075_648 + 151936 * 4096 * embeddings + 4096 * (outputs or 0)
 
