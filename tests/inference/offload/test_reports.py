@@ -148,6 +148,6 @@ def test_the_page_has_the_output_of_its_example(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "100")
     command = text.split("```bash\n", 1)[1].split("```", 1)[0].replace("\\\n", " ").split()
     assert command[0] == "get-training-info"
-    shown = text.split("```\nIt fits", 1)[1].split("```", 1)[0]
+    shown = text.split("```text\nIt fits", 1)[1].split("```", 1)[0]
     out = run(*command[1:]).out
     assert f"It fits{shown}" == out[: out.index("\n── Assumptions")]
