@@ -43,6 +43,7 @@ FILES: Final = {
     "run.log": "examples/run.log",
 }
 """Files that commands name, and what they are copies of."""
+CACHE: Final = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 GAP: Final = "…"
 VARYING: Final = re.compile(r"\d+(\.\d+)? s: |\bin \d+\.\d+ s\b")
 """Durations of a search, which differ between runs."""
@@ -127,10 +128,14 @@ def prepare(folder: Path) -> None:
 
 
 def run(block: Block, folder: Path, *, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Runs a block with bash in a folder that `prepare` has made, in an otherwise empty environment."""
+    """Runs a block with bash in a folder that `prepare` has made, in an otherwise empty environment.
+
+    The cache is that of the user: it has the library that isolates scripts, which would be compiled for each page.
+    """
     environ = {
         "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', os.defpath)}",
         "HOME": str(folder),
+        "XDG_CACHE_HOME": CACHE,
         "COLUMNS": "100",
         "PYTHONPATH": str(ROOT),
     }

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.job_of import BASE
+from tools.doc_commands import CACHE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = "".join((ROOT / "docs" / "howto" / name).read_text() for name in ("ci.md", "slurm.md"))
@@ -46,7 +47,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def bash(folder: Path, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = {"PATH": f"{folder / 'bin'}:{os.environ.get('PATH', os.defpath)}", "HOME": str(folder), **variables}
+    environ = {"PATH": f"{folder / 'bin'}:{os.environ.get('PATH', os.defpath)}", "HOME": str(folder)}
+    environ |= {"XDG_CACHE_HOME": CACHE, **variables}
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False
     )
