@@ -4,9 +4,10 @@
 
 Rows, and models that are kept out, are those of `tools/score_serving.py`. Everything else of a prediction is fixed: kernels from
 their tables, steps from what is known of the engine and of the launch. The rows are those of the public benchmark, whose launches
-are known, and for TensorRT-LLM, which has none of a model with experts among them, output tokens of the others; SGLang has none of modelled models, so that its times of prompts and outside the steps are the means of the other
-engines'. `other_clients` are the same for the other rows, whose clients and servers are not known; only `tools/score_serving.py`
-uses them, for such rows. Needs the extra `fit` (scipy).
+are known, and for TensorRT-LLM, which has none of a model with experts among them, output tokens of the others. SGLang has none of
+modelled models, so that its times of prompts and outside the steps are the means of the other engines'. `other_clients` are the
+same for the other rows, whose clients and servers are not known; only `tools/score_serving.py` uses them, for such rows. Needs the
+extra `fit` (scipy).
 """
 
 from __future__ import annotations

@@ -40,12 +40,12 @@ def errors(rows: list[dict[str, Any]]) -> tuple[float, float]:
 
 def test_dense_models() -> None:
     first, token = errors([row for row in ROWS if "Llama-3.1-70B" in row["model"] and row["clients"] <= 64][::2])
-    assert token < 0.12
-    assert first < 0.25
+    assert token < 0.1
+    assert first < 0.15
 
 
 @pytest.mark.slow
 def test_models_with_experts() -> None:
     first, token = errors([row for row in ROWS if "Llama" not in row["model"]])
-    assert token < 0.25
-    assert first < 0.4
+    assert token < 0.15
+    assert first < 0.2
