@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.doc_commands import CACHE
+
 PROGRAM = Path(__file__).parents[2] / "get_training_info.py"
 SCRIPTS = Path(__file__).parent / "scripts"
 MODEL = (
@@ -23,8 +25,15 @@ LAUNCH = f"torchrun --nproc_per_node 8 pretrain_gpt.py {MODEL}"
 def run(
     script: Path, *words: str, folder: Path, environ: Mapping[str, str] | None = None, path: Sequence[Path] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program on a script with `words` after it. The environment has no variables of a scheduler."""
-    own = {"PATH": ":".join([*map(str, path), f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"]), "HOME": str(folder)}
+    """Runs the program on a script with `words` after it. The environment has no variables of a scheduler.
+
+    The cache is that of the user: it has the library that isolates scripts, which would be compiled for each test.
+    """
+    own = {
+        "PATH": ":".join([*map(str, path), f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"]),
+        "HOME": str(folder),
+        "XDG_CACHE_HOME": CACHE,
+    }
     return subprocess.run(
         [sys.executable, str(PROGRAM), str(script), *words],
         cwd=folder, env={**own, **(environ or {})}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,

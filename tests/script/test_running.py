@@ -102,7 +102,8 @@ def test_the_real_launcher_never_starts(form: str, tmp_path: Path, without_compi
     for name in ("torchrun", "python"):
         executable(folder / name, f"#!/bin/sh\ntouch {tmp_path}/started\n")
     text = form.format(real=folder / "torchrun", folder=folder, options="--nproc_per_node 2 pretrain_gpt.py --num-layers 2")
-    done = run_text(text, "--info-dry", folder=tmp_path, environ={"PATH": without_compiler})
+    environ = {"PATH": without_compiler, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = run_text(text, "--info-dry", folder=tmp_path, environ=environ)
     assert [each.shape for each in printed(done.stdout)] == [(1, 2)], done.stderr
     assert not (tmp_path / "started").exists()
 

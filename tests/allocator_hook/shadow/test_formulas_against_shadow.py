@@ -7,7 +7,6 @@ within 0.1 %. GEMMs and attention kernels must be equal in shape, precision and 
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -26,6 +25,7 @@ from tests.allocator_hook.shadow.found_layouts import FOUND
 from tests.allocator_hook.shadow.frozen_layouts import FROZEN, FROZEN_PARAMETERS, HELD_BY_LEAF
 from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, HEADS
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
+from tests.allocator_hook.shadow.share import share_of
 from tests.allocator_hook.shadow.vision_layouts import MULTIMODAL, MULTIMODAL_BASE, VISION, VISION_BASE
 from tests.data_files import data_file
 
@@ -559,12 +559,7 @@ def words_of(name: str) -> list[str]:
     return [word for word in words if word != SHARDED.strip() or "--use-torch-fsdp2" not in words]
 
 
-EVERY = int(os.environ.get("SHADOW_EVERY", "1"))
-FIRST = int(os.environ.get("SHADOW_FIRST", "0"))
-"""CI runs a share of the layouts with each release, so that it stays short: every EVERY-th one from FIRST on."""
-
-
-@pytest.mark.parametrize("name", list(GRID)[FIRST::EVERY])
+@pytest.mark.parametrize("name", share_of(GRID))
 def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_path: Path) -> None:
     from allocator_hook.shadow.engine import enough_microbatches
     from analyzer.cli.shadow_report import comparisons, recorded_ranks, recorded_report

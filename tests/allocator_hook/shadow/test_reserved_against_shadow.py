@@ -9,12 +9,13 @@ import pytest
 from analyzer.memory.device_overhead import reserved_range
 from tests.allocator_hook.shadow.needed_packages import NEEDS_SHADOW
 from tests.allocator_hook.shadow.reserved_layouts import HELD_OUT, LAYOUTS, WITH_GRAPHS
+from tests.allocator_hook.shadow.share import share_of
 from tools.score_reserved import Compared, compared
 
 pytestmark = NEEDS_SHADOW
 
 
-@pytest.mark.parametrize(("base", "line"), [*LAYOUTS, *WITH_GRAPHS])
+@pytest.mark.parametrize(("base", "line"), share_of((*LAYOUTS, *WITH_GRAPHS)))
 def test_the_range_contains_what_the_real_code_reserves(base: str, line: str, tmp_path: Path) -> None:
     """One rank of each stage."""
     assert all(map(is_inside, compared(base, line, tmp_path)))
@@ -29,8 +30,8 @@ def is_inside(each: Compared) -> bool:
     return least <= each.reserved <= most
 
 
-def test_the_range_contains_nearly_all_held_out_ranks(tmp_path: Path) -> None:
-    """27 ranks of layouts that took no part in the development. One with CUDA graphs and pipeline stages is outside."""
-    inside = [is_inside(each) for base, line in HELD_OUT for each in compared(base, line, tmp_path)]
-    assert len(inside) == 27
-    assert sum(inside) >= 26
+@pytest.mark.parametrize(("base", "line"), share_of(HELD_OUT))
+def test_the_range_contains_what_held_out_layouts_reserve(base: str, line: str, tmp_path: Path) -> None:
+    """Layouts that took no part in the development. One rank of the last one, with CUDA graphs and pipeline stages, is outside."""
+    outside = [each.rank for each in compared(base, line, tmp_path) if not is_inside(each)]
+    assert len(outside) == (1 if (base, line) == HELD_OUT[-1] else 0)
