@@ -176,8 +176,9 @@ export function layoutsChart(parent, result, now, take) {
       interval: result.capacity_bytes ? scale(result.capacity_bytes) : null,
       axisLabel: {color: color("--text"), hideOverlap: true, formatter: (value) => `${Math.round(value / GIB)} GiB`}}),
     series: [
-      {name: "fastest layouts", type: "scatter", symbolSize: 14, cursor: "pointer", data: data(true)},
-      {name: "with less memory", type: "scatter", symbol: "diamond", symbolSize: 14, cursor: "pointer", data: data(false)},
+      // emphasis would replace the element under the pointer between a press and its release, and the browser then sends no click
+      {name: "fastest layouts", type: "scatter", symbolSize: 14, cursor: "pointer", emphasis: {disabled: true}, data: data(true)},
+      {name: "with less memory", type: "scatter", symbol: "diamond", symbolSize: 14, cursor: "pointer", emphasis: {disabled: true}, data: data(false)},
       {name: "the launch now", type: "scatter", symbol: "triangle", symbolSize: 16, z: 1, silent: true, itemStyle: {color: color("--tight")},
         data: now ? [{value: now}] : [],
         markLine: result.capacity_bytes ? {symbol: "none", silent: true, lineStyle: {color: color("--bad"), type: "solid"},
