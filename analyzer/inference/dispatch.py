@@ -2,8 +2,7 @@
 
 Without sequence parallelism, which generation turns off, each tensor-parallel rank has all tokens of its requests, and sends them
 to the experts: `MoEAlltoAllTokenDispatcher` exchanges them over the expert-parallel ranks
-(core/transformer/moe/token_dispatcher.py,
-0.16.1).
+(core/transformer/moe/token_dispatcher.py, 0.16.1).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import replace
 
 from analyzer.inference.memory import device_bytes
 from analyzer.inference.results import StepSeconds
-from analyzer.specs import InferenceJob
+from analyzer.specs import InferenceJob, ParallelSpec
 from analyzer.units import format_seconds
 
 
@@ -29,18 +28,11 @@ def same_tokens(job: InferenceJob, decode: Callable[[InferenceJob], StepSeconds]
         f"Without sequence parallelism, each of the {parallel.tensor} tensor-parallel ranks sends the same tokens to the experts: "
         f"communication is {format_seconds(mine.communication)} of the {format_seconds(mine.total)} of a step of decode."
     )
-    other = replace(job, parallel=replace(parallel, tensor=1, expert_tensor=1))
-    requests = max(1, job.inference.batch_size // parallel.tensor)
-    other = replace(other, inference=replace(other.inference, batch_size=requests))
     if parallel.world_size % (parallel.expert * parallel.pipeline):
         return said
-    capacity = job.hardware.capacity_bytes
-    if capacity is not None and device_bytes(other) > capacity:
-        return f"{said} With --tensor-model-parallel-size 1, which avoids it, the model does not fit."
-    return (
-        f"{said} --tensor-model-parallel-size 1 --expert-tensor-parallel-size 1 avoids it: each rank has requests of its own, and "
-        f"a step with {requests} of them takes {format_seconds(decode(other).total)}."
-    )
+    first, others = "--tensor-model-parallel-size 1", "--expert-tensor-parallel-size 1"
+    other = replace(parallel, tensor=1, expert_tensor=1)
+    return f"{said} {_alternative(job, other, decode, words=f'{first} {others}', shortly=first)}"
 
 
 def _of_split_experts(job: InferenceJob, mine: StepSeconds, decode: Callable[[InferenceJob], StepSeconds]) -> str:
@@ -53,14 +45,24 @@ def _of_split_experts(job: InferenceJob, mine: StepSeconds, decode: Callable[[In
     )
     if moe.num_experts % parallel.tensor or parallel.expert_tensor != parallel.tensor:
         return said
-    other = replace(job, parallel=replace(parallel, tensor=1, expert=parallel.tensor, expert_tensor=1))
-    requests = max(1, job.inference.batch_size // parallel.tensor)
-    other = replace(other, inference=replace(other.inference, batch_size=requests))
+    other = replace(parallel, tensor=1, expert=parallel.tensor, expert_tensor=1)
     words = f"--tensor-model-parallel-size 1 --expert-model-parallel-size {parallel.tensor} --expert-tensor-parallel-size 1"
+    return f"{said} {_alternative(job, other, decode, words=words, shortly=words)}"
+
+
+def _alternative(
+    job: InferenceJob, parallel: ParallelSpec, decode: Callable[[InferenceJob], StepSeconds], *, words: str, shortly: str
+) -> str:
+    """A sentence about a layout in which each rank has requests of its own.
+
+    `words`: its options, of which those in `shortly` name it if the model does not fit.
+    """
+    requests = max(1, job.inference.batch_size // job.parallel.tensor)
+    other = replace(job, parallel=parallel, inference=replace(job.inference, batch_size=requests))
     capacity = job.hardware.capacity_bytes
     if capacity is not None and device_bytes(other) > capacity:
-        return f"{said} With {words}, which avoids it, the model does not fit."
+        return f"With {shortly}, which avoids it, the model does not fit."
     return (
-        f"{said} {words} avoids it: each rank has requests of its own, and a step with {requests} of them takes "
+        f"{words} avoids it: each rank has requests of its own, and a step with {requests} of them takes "
         f"{format_seconds(decode(other).total)}."
     )
