@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.launch.forks.swift import published_model
+from analyzer.launch.model_config.published import published_model
 from analyzer.launch.other_models import refuse_other_model
 
 _OF_EXPERTS: Final = ("--moe-token-dispatcher-type", "alltoall", "--moe-grouped-gemm")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from analyzer.launch.forks.launch_options import LaunchOptions
-from analyzer.launch.forks.swift import published_model
+from analyzer.launch.model_config.published import published_model
 
 _MODE: Final = "--megatron-to-hf-mode"
 MODEL_OPTIONS: Final = frozenset({

@@ -6,7 +6,6 @@ of the model come from the config.json of `--model`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -32,8 +31,6 @@ _OF_EXPERTS: Final = (("--moe-token-dispatcher-type", "alltoall"), ("--expert-te
 """The same for models with experts."""
 _LENGTH: Final = "4096"
 """Tokens of a sequence that are assumed without `--max_length`, whose default is the longest sequence of the model."""
-_VARIANT: Final = re.compile(r"-(mcore|fp8|base|instruct|chat|thinking|hf|it|bf16|\d{4})$", re.IGNORECASE)
-"""Ends of names of checkpoints with the same sizes: Qwen3-4B-Instruct-2507-mcore."""
 
 
 def without_values_of_flags(words: Sequence[str], known: Mapping[str, Option]) -> tuple[str, ...]:
@@ -58,6 +55,8 @@ def model_of(given: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[s
 
     `given` are the options that Megatron-LM lacks, `others` those that it has, both by flag with their values.
     """
+    from analyzer.launch.model_config.published import published_model  # reads the catalogue of models
+
     launch = LaunchOptions(given, others)
     if launch.has("--num-layers") or launch.has("--num_layers"):
         return None
@@ -68,7 +67,7 @@ def model_of(given: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[s
     published = published_model(named)
     if published is None:
         refuse_other_model(flag, named)
-    return published or _published(named)
+    return published or named.rstrip("/")
 
 
 def model_configuration(launch: LaunchOptions, flag: str) -> Reading:
@@ -96,29 +95,3 @@ def defaults(launch: LaunchOptions) -> Reading:
         return Reading(words=words, dropped=dropped)
     warning = f"--max_length is not given: sequences of {_LENGTH} tokens are counted, so the prediction may be too high or too low."
     return Reading(words=(*words, "--seq-length", _LENGTH), warnings=(warning,), dropped=dropped)
-
-
-def published_model(name: str) -> str | None:
-    """The published model with the sizes of `name`; None if there is none."""
-    from analyzer.launch.model_config.published import published_names  # reads the catalogue of models
-
-    found = _published(name)
-    return found if found.lower() in published_names() else None
-
-
-def _published(name: str) -> str:
-    """The published model with the sizes of `name`; `name` if there is none."""
-    from analyzer.launch.model_config.published import published_names  # reads the catalogue of models
-
-    names = published_names()
-    written = name.rstrip("/")
-    part = written
-    while part:
-        for each in (part, part.rpartition("/")[2]):
-            if each.lower() in names:
-                return names[each.lower()]
-        shorter = _VARIANT.sub("", part)
-        if shorter == part:
-            return written
-        part = shorter
-    return written

@@ -7,7 +7,8 @@ models that differ from it at most in the longest sequence, and the source that 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +20,14 @@ from analyzer.launch.written_files import as_written
 
 CATALOGUE: Final = Path(__file__).with_name("published.json")
 FILE: Final = "config.json"
+_VARIANT: Final = re.compile(r"-(mcore|fp8|nvfp4|base|instruct|chat|thinking|hf|ms|it|bf16|\d{4})$", re.IGNORECASE)
+"""Ends of names of checkpoints with the same layers: Qwen3-4B-Instruct-2507-FP8."""
 
 
 def read_configuration(reference: str, *, folder: Path) -> Configuration:
     """The configuration that `reference` names: the path of a config.json, of a folder that has one, or a published model.
 
-    Paths are relative to `folder`. Names are found in any case and without their organization. Raises InputError.
+    Paths are relative to `folder`. Names are found as `published_model` finds them. Raises InputError.
     """
     path = as_written(folder / reference)
     if path.is_dir() and as_written(path / FILE).is_file():
@@ -53,18 +56,42 @@ def _values(path: Path) -> dict[str, Any]:
 
 
 def _published(reference: str) -> Configuration:
-    wanted = reference.strip("/").lower()
     names = dict(_names())
-    entry = names.get(wanted)
-    if entry is None:
+    wanted = _catalogued(reference, names)
+    if wanted is None:
         raise refusal_of_name(reference.strip("/")) or _unknown(reference, names)
-    name, values = entry
+    name, values = names[wanted]
     return Configuration(values, name)
 
 
 def published_names() -> dict[str, str]:
     """The published models, by their names in lower case, with and without organization."""
     return {written: name for written, (name, _) in _names()}
+
+
+def published_model(reference: str) -> str | None:
+    """The published model with the layers of `reference`, a name or the path of a checkpoint; None if there is none.
+
+    Names are found in any case, with any organization or folder, and without ends such as `-Instruct` and `-FP8`, which name
+    another training or the dtype of the weights, and not other layers.
+    """
+    names = published_names()
+    wanted = _catalogued(reference, names)
+    return None if wanted is None else names[wanted]
+
+
+def _catalogued(reference: str, names: Container[str]) -> str | None:
+    """The one of `names`, which are in lower case, that `reference` stands for."""
+    part = reference.strip("/").lower()
+    while part:
+        for each in (part, part.rpartition("/")[2]):
+            if each in names:
+                return each
+        shorter = _VARIANT.sub("", part)
+        if shorter == part:
+            return None
+        part = shorter
+    return None
 
 
 def published_model_of_size(path: str, *, layers: int, hidden_size: int) -> str | None:

@@ -26,7 +26,7 @@ def test_values_of_flags_with_one_word() -> None:
         ("Qwen3-4B-Instruct-2507-mcore", "Qwen/Qwen3-4B"),
         ("/models/Qwen3-8B-FP8/", "Qwen/Qwen3-8B"),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
-        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
+        ("AIDC-AI/Marco-o1", "AIDC-AI/Marco-o1"),
     ],
 )
 def test_model(name: str, published: str) -> None:

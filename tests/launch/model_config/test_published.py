@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.launch.model_config.published import CATALOGUE, published_names, read_configuration
+from analyzer.launch.model_config.published import CATALOGUE, published_model, published_names, read_configuration
 from analyzer.launch.model_config.refused import refusal_of_name
 from tests.launch.model_config.configurations import NOWHERE, published, write_config
 
@@ -97,3 +97,25 @@ def test_models_of_refused_families_are_refused_by_name(name: str, part: str, tm
 
 def test_no_published_model_has_the_beginning_of_a_refused_name() -> None:
     assert not [name for name in published_names() if refusal_of_name(name) is not None]
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("Qwen/Qwen3-8B-FP8", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507-FP8", "Qwen/Qwen3-235B-A22B"),
+        ("nvidia/Qwen3-235B-A22B-NVFP4", "Qwen/Qwen3-235B-A22B"),
+        ("LLM-Research/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
+        ("/checkpoints/Qwen3-4B-Instruct-2507-mcore/", "Qwen/Qwen3-4B"),
+        ("modelscope/Llama-2-7b-ms", "meta-llama/Llama-2-7b-hf"),
+    ],
+)
+def test_names_of_other_trainings_and_dtypes_of_a_model(name: str, model: str) -> None:
+    assert read_configuration(name, folder=NOWHERE).values == published()[model]["config"]
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-Vision", "Qwen/Qwen3-8B-2", "Qwen/Qwen3-7B-FP8", "meta-llama/Llama-FP8"])
+def test_other_names_are_no_published_model(name: str) -> None:
+    assert published_model(name) is None
+    with pytest.raises(InputError, match="is neither a file nor a published model"):
+        read_configuration(name, folder=NOWHERE)
