@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from analyzer.errors import InputError
 from analyzer.launch.argv_parser import is_option, operands_of
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from analyzer.launch.forks.guess import ForkGuess
     from analyzer.launch.options.catalogue import Catalogue
     from analyzer.launch.options.option_table import Option, OptionTable
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,10 @@ class MegatronWords:
     """The number of GPUs, if options of the fork give it."""
     model: str | None = None
     """The Hugging Face name or the folder of the model, if the fork gives it instead of options."""
+    of_experts: tuple[str, ...] = ()
+    """Further words of the fork for a model with experts that is given by its name."""
+    complete: bool = False
+    """Whether the words have all that a launch needs beside its model: the fork has a training script of its own."""
     tuning: FineTuning = ALL_PARAMETERS
     """What is trained beside, or instead of, all parameters of the model."""
 
@@ -79,7 +85,7 @@ def _megatron_words(
     of_script: Collection[str],
 ) -> MegatronWords:
     """`of_script`: flags of the training script, which no release has retired."""
-    flags = tuple(dict.fromkeys(word.partition("=")[0] for word in words if is_option(word)))
+    flags = _flags(words)
     foreign = [flag for flag in flags if flag not in catalogue.masks]
     retired = [flag for flag in flags if flag in RETIRED and flag not in of_script]
     if foreign or retired:
@@ -112,21 +118,18 @@ def _translated(
     own = {**catalogue.newest, **(table.options if table is not None else {})}
     found = _of_forks(flags, forks, own, catalogue, of_checkout=table is not None)
     old = table.release == OLDEST if table is not None else _is_old(flags, found, catalogue)
-    for flag in flags:
-        if old and (flag in RETIRED or flag in UNRECOGNISED) and flag in forks.options:
-            found[flag] = forks.options[flag]
-        elif flag not in of_script:
-            refuse_retired(flag)
+    found |= _retired(flags, forks, old=old, of_script=of_script)
     of_swift = rank_forks(found, forks)[:1] == [swift.KEY]
     if of_swift:
-        words = swift.without_values_of_flags(words, {flag: option for flag, option in own.items() if flag not in found})
-    sorted_words = sort_words(words, {flag: option for flag, option in own.items() if flag not in found}, counts=_counts(found))
+        words = swift.without_values_of_flags(words, _not_in(own, found))
+        found.update(_of_forks(_flags(words), forks, own, catalogue, of_checkout=table is not None))
+    sorted_words = sort_words(words, _not_in(own, found), counts=_counts(found))
+    rest = _not_in(sorted_words.unknown, found)
+    given = _not_in(sorted_words.unknown, rest)
     for flag, values in sorted_words.unknown.items():
         refuse_later(flag, values)
-    given = {flag: values for flag, values in sorted_words.unknown.items() if flag in found}
-    unknown = [flag for flag in sorted_words.unknown if flag not in found]
-    withheld = [adapters.reason(flag, sorted_words.unknown[flag]) for flag in unknown if adapters.is_adapter_option(flag)]
-    unknown = [flag for flag in unknown if not adapters.is_adapter_option(flag)]
+    withheld = [adapters.reason(flag, values) for flag, values in rest.items() if adapters.is_adapter_option(flag)]
+    unknown = [flag for flag in rest if not adapters.is_adapter_option(flag)]
     refuse_misspelled(unknown, (*own, *forks.options), strict=strict, fork=bool(found))
     if table is not None:
         _refuse_missing([flag for flag in flags if flag not in found and flag not in unknown], table, catalogue)
@@ -145,8 +148,19 @@ def _translated(
         withheld=tuple(dict.fromkeys([*translation.withheld, *filter(None, withheld)])),
         world=World.of(gpus) if (gpus := world_of(given)) is not None else None,
         model=model,
+        of_experts=translation.of_experts,
+        complete=of_swift,
         tuning=tuning_of(LaunchOptions({**sorted_words.unknown, **given}, others), guess.fork.key if guess is not None else None),
     )
+
+
+def _not_in(values: Mapping[str, _Value], others: Collection[str]) -> dict[str, _Value]:
+    """`values` of the flags that are not in `others`."""
+    return {flag: value for flag, value in values.items() if flag not in others}
+
+
+def _flags(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.partition("=")[0] for word in words if is_option(word)))
 
 
 def with_fork_values(words: Sequence[str], known: Mapping[str, Option]) -> MegatronWords | None:
@@ -189,6 +203,17 @@ def _about_spelling(
         return ()
     which = f"{', '.join(mixed)}: {'this spelling is' if len(mixed) == 1 else 'these spellings are'}"
     return (f"{which} read with dashes. Megatron-LM's own parser refuses underscores.",)
+
+
+def _retired(flags: Sequence[str], forks: ForkTable, *, old: bool, of_script: Collection[str]) -> dict[str, ForkOption]:
+    """The retired options among `flags` in a launch of the code of 2023. Raises InputError for those in other launches."""
+    found: dict[str, ForkOption] = {}
+    for flag in flags:
+        if old and (flag in RETIRED or flag in UNRECOGNISED) and flag in forks.options:
+            found[flag] = forks.options[flag]
+        elif flag not in of_script:
+            refuse_retired(flag)
+    return found
 
 
 def _is_old(flags: Sequence[str], found: Mapping[str, ForkOption], catalogue: Catalogue) -> bool:

@@ -69,7 +69,7 @@ def parse(
     model = info.model or own.model
     if model is not None:
         check_model_file(info, model, folder)
-    script = of_framework or (words.entry is not None and own.model is None)
+    script = of_framework or own.complete or (words.entry is not None and own.model is None)
     sources = _Sources(command.choice, command.catalogue, model, script=script, folder=folder)
     own, parsed = _read_values_of_forks(own, sources, known)
     arguments = _arguments(command, own, parsed, about_entry=entry)
@@ -227,12 +227,12 @@ def _read_values_of_forks(own: MegatronWords, sources: _Sources, known: Mapping[
 def _read(own: MegatronWords, sources: _Sources) -> _Parsed:
     """Parses the words, preceded by those of the model that --info-model names."""
     table = sources.choice.table
-    words, described, replaced = _with_model(own.words, table, sources, release=table.release if table is not None else PREFERRED)
+    words, described, replaced = _with_model(own, table, sources, release=table.release if table is not None else PREFERRED)
     if table is not None:
         return _Parsed(table, read_words(words, table), words, described, statements=replaced)
     chosen, reading, note = read_with_catalogue(words, sources.catalogue, choice=sources.choice, fork=own.fork)
     if sources.model is not None and chosen.release != PREFERRED:
-        words, _, _ = _with_model(own.words, chosen, sources, release=chosen.release)
+        words, _, _ = _with_model(own, chosen, sources, release=chosen.release)
         reading = read_words(words, chosen)
     if own.fork is not None and chosen.release != PREFERRED:  # one option of a fork may have changed the release
         return _Parsed(chosen, reading, words, described, warnings=(note,), statements=replaced)
@@ -240,17 +240,20 @@ def _read(own: MegatronWords, sources: _Sources) -> _Parsed:
 
 
 def _with_model(
-    words: tuple[str, ...], table: OptionTable | None, sources: _Sources, *, release: str
+    own: MegatronWords, table: OptionTable | None, sources: _Sources, *, release: str
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Megatron's words, preceded by those of the model that --info-model names; assumptions about it; what the launch replaces.
 
     Raises InputError if the model needs an option that `table` does not have.
     """
+    words = own.words
     if sources.model is None:
         return words, (), ()
     from analyzer.launch.model_config.launch_words import with_model  # imported for such launches only, for a short start-up
 
-    found = with_model(sources.model, words, script=sources.script, release=release, folder=sources.folder)
+    found = with_model(
+        sources.model, words, of_experts=own.of_experts, script=sources.script, release=release, folder=sources.folder
+    )
     added = found.words[: len(found.words) - len(words)]
     missing = [word for word in added if table is not None and is_option(word) and word not in table.options]
     if missing:

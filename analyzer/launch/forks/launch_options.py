@@ -12,6 +12,8 @@ class Reading:
 
     words: tuple[str, ...] = ()
     """Megatron's words."""
+    of_experts: tuple[str, ...] = ()
+    """Further words for a model with experts."""
     notes: tuple[str, ...] = ()
     """Additional sentences."""
     warnings: tuple[str, ...] = ()

@@ -18,7 +18,6 @@ TRUE: Final = ("true", "1", "yes", "t", "y")
 _FALSE: Final = ("false", "0", "no", "f", "n")
 _DEFAULTS: Final = (
     ("--use-distributed-optimizer",),
-    ("--accumulate-allreduce-grads-in-fp32",),
     ("--cross-entropy-loss-fusion",),
     ("--recompute-granularity", "selective"),
     ("--attention-backend", "flash"),
@@ -27,14 +26,24 @@ _DEFAULTS: Final = (
 )
 """Defaults that differ from those of Megatron-LM."""
 _SHARDED: Final = "--use-distributed-optimizer"
-_OF_EXPERTS: Final = (("--moe-token-dispatcher-type", "alltoall"), ("--expert-tensor-parallel-size", "1"))
+_OF_EXPERTS: Final = (
+    ("--moe-token-dispatcher-type", "alltoall"),
+    ("--moe-grouped-gemm",),
+    ("--moe-router-dtype", "fp32"),
+    ("--moe-aux-loss-coeff", "0"),
+    ("--expert-tensor-parallel-size", "1"),
+)
 """The same for models with experts."""
+_FP32_GRADIENTS: Final = "--accumulate-allreduce-grads-in-fp32"
 _LENGTH: Final = "4096"
 """Tokens of a sequence that are assumed without `--max_length`, whose default is the longest sequence of the model."""
 
 
 def without_values_of_flags(words: Sequence[str], known: Mapping[str, Option]) -> tuple[str, ...]:
-    """`words` with Megatron's flags, such as `--finetune true`, without their values, and without flags that are false."""
+    """`words` with Megatron's flags, such as `--finetune true`, without their values; false ones as `--use_rope_fusion=false`.
+
+    Options with underscores are those of ms-swift, which may be on by default.
+    """
     kept: list[str] = []
     position = 0
     while position < len(words):
@@ -45,7 +54,8 @@ def without_values_of_flags(words: Sequence[str], known: Mapping[str, Option]) -
         if flag not in known or known[flag].kind == "store" or value not in (*TRUE, *_FALSE):
             kept.append(words[position - 1])
             continue
-        kept += [flag] if value in TRUE else []
+        own = f"--{flag[2:].replace('-', '_')}"
+        kept += [flag] if value in TRUE else [f"{own}=false"] if own != flag else []
         position += 0 if equals else 1
     return tuple(kept)
 
@@ -79,19 +89,29 @@ def model_configuration(launch: LaunchOptions, flag: str) -> Reading:
 
 def defaults(launch: LaunchOptions) -> Reading:
     """What the launch does not give."""
-    absent = [words for words in _DEFAULTS if not launch.has(words[0])]
+    absent = [words for words in _DEFAULTS if not _gives(launch, words[0])]
+    of_experts = tuple(word for words in _OF_EXPERTS if not _gives(launch, words[0]) for word in words)
     dropped: tuple[str, ...] = ()
     if (launch.word("--optimizer") or "").endswith("muon"):  # ms-swift then sets use_distributed_optimizer to False
         absent = [words for words in absent if words[0] != _SHARDED]
         dropped = (_SHARDED,)
-    if any("moe" in flag or "expert" in flag for flag in launch.megatron):
-        absent += [words for words in _OF_EXPERTS if not launch.has(words[0])]
+    if not _gives(launch, _FP32_GRADIENTS) and launch.word("--main-grads-dtype") in (None, "fp32"):
+        absent.append((_FP32_GRADIENTS,))
+    if (launch.word("--apply_rope_fusion") or "false").lower() not in TRUE:
+        absent.append(("--no-rope-fusion",))
     if (launch.word("--padding_free") or "true").lower() in TRUE:
         absent.append(("--no-create-attention-mask-in-dataloader",))
     if not (launch.has("--fp16") or launch.has("--bf16")):
         absent.append(("--bf16",))
     words = tuple(word for each in absent for word in each)
+    if launch.has("--num-experts"):
+        words, of_experts = (*words, *of_experts), ()
     if launch.has("--max_length") or launch.has("--seq-length"):
-        return Reading(words=words, dropped=dropped)
+        return Reading(words=words, of_experts=of_experts, dropped=dropped)
     warning = f"--max_length is not given: sequences of {_LENGTH} tokens are counted, so the prediction may be too high or too low."
-    return Reading(words=(*words, "--seq-length", _LENGTH), warnings=(warning,), dropped=dropped)
+    return Reading(words=(*words, "--seq-length", _LENGTH), of_experts=of_experts, warnings=(warning,), dropped=dropped)
+
+
+def _gives(launch: LaunchOptions, flag: str) -> bool:
+    """Whether the launch has the option, in Megatron's spelling or, as flags that are false, in that of ms-swift."""
+    return launch.has(flag) or launch.has(f"--{flag[2:].replace('-', '_')}")

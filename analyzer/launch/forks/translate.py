@@ -30,6 +30,8 @@ class Translation:
 
     words: tuple[str, ...] = ()
     """Words to append to Megatron's part of the command line."""
+    of_experts: tuple[str, ...] = ()
+    """Further words for a model with experts."""
     warnings: tuple[str, ...] = ()
     """One sentence for each option that is not counted, which it names."""
     notes: tuple[str, ...] = ()
@@ -167,6 +169,7 @@ def _together(first: Reading, second: Reading) -> Reading:
     """Two readings as one."""
     return Reading(
         words=(*first.words, *second.words),
+        of_experts=(*first.of_experts, *second.of_experts),
         notes=(*first.notes, *second.notes),
         warnings=(*first.warnings, *second.warnings),
         dropped=(*first.dropped, *second.dropped),
@@ -215,6 +218,7 @@ def _joined(parts: Sequence[Reading]) -> Translation:
     """The readings in order; of equal options the last one wins, as on a command line."""
     return Translation(
         words=tuple(word for part in parts for word in part.words),
+        of_experts=tuple(word for part in parts for word in part.of_experts),
         warnings=tuple(dict.fromkeys(sentence for part in parts for sentence in part.warnings)),
         notes=tuple(dict.fromkeys(sentence for part in parts for sentence in part.notes)),
         dropped=tuple(dict.fromkeys(flag for part in parts for flag in part.dropped)),

@@ -41,11 +41,14 @@ class ModelWords:
     """Options of the launch that replace those of the model, in one sentence."""
 
 
-def with_model(reference: str, words: Sequence[str], *, script: bool, release: str, folder: Path) -> ModelWords:
+def with_model(
+    reference: str, words: Sequence[str], *, of_experts: Sequence[str] = (), script: bool, release: str, folder: Path
+) -> ModelWords:
     """`words`, Megatron's options in a launch, preceded by those of the model that `reference` names.
 
-    `script`: the launch names a training script, so only the model is added. `release` is Megatron's. Raises InputError if the
-    model is not found, UnsupportedError if Megatron-LM cannot express it.
+    `of_experts`: further options of the launch for a model with experts. `script`: the launch names a training script, so only
+    the model is added. `release` is Megatron's. Raises InputError if the model is not found, UnsupportedError if Megatron-LM
+    cannot express it.
     """
     config = read_configuration(reference, folder=folder)
     model = megatron_model(config)
@@ -58,10 +61,13 @@ def with_model(reference: str, words: Sequence[str], *, script: bool, release: s
         options += added
         if added:
             notes.append(f"Assumed, because the launch has no training script: {', '.join(' '.join(each) for each in added)}.")
+    added_words = [word for option in options for word in option]
+    if any(option[0] == "--num-experts" for option in model.options):
+        added_words += of_experts
     replaced = [option[0] for option in model.options if option[0] in SIZES and value_of(option[0], words) not in (None, option[1])]
     verb = "overrides the value" if len(replaced) == 1 else "override the values"
     warnings = (f"{', '.join(replaced)} of your launch {verb} of {config.name}.",) if replaced else ()
-    return ModelWords(warnings=warnings, words=(*(word for option in options for word in option), *words), notes=tuple(notes))
+    return ModelWords(warnings=warnings, words=(*added_words, *words), notes=tuple(notes))
 
 
 def _vocabulary(model: MegatronModel, given: Collection[str], *, release: str) -> list[Option]:

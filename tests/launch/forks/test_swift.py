@@ -8,7 +8,9 @@ from analyzer.api import analyze
 from analyzer.errors import InputError
 from analyzer.launch.forks.swift import model_of, without_values_of_flags
 from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.specs.job import TrainingJob
 
+NODE = {"NPROC_PER_NODE": "8"}
 KNOWN = load_catalogue().newest
 LAUNCH = "--dataset x --packing true --finetune true --max_length 4096 --recompute_granularity full --recompute_method uniform"
 
@@ -54,3 +56,43 @@ def test_unknown_model() -> None:
     """A model that the catalogue lacks is named, with the remedy to give its config.json."""
     with pytest.raises(InputError, match=r"config\.json"):
         analyze(f"--model Qwen/Qwen3-Next-80B-A3B {LAUNCH}", environ={}, folder="/nowhere")
+
+
+def job_of(options: str) -> TrainingJob:
+    launch = f"--model Qwen/Qwen3-30B-A3B --expert_model_parallel_size 4 {LAUNCH} --recompute_num_layers 1 {options}"
+    return analyze(launch, environ=NODE, folder="/nowhere").job
+
+
+def test_defaults_of_experts_and_rotation() -> None:
+    """MegatronArguments has them (swift/megatron/arguments/megatron_args.py of ms-swift 4.6), and they replace config.json."""
+    job = job_of("")
+    assert job.model.moe is not None
+    assert (job.model.moe.grouped_gemm, job.model.moe.dispatcher, job.model.moe.router_dtype) == (True, "alltoall", "fp32")
+    assert job.model.moe.aux_loss_coeff == 0
+    assert not job.model.rope_fusion
+    assert job_of("--apply_rope_fusion true").model.rope_fusion
+
+
+@pytest.mark.parametrize("spelling", ["--use_distributed_optimizer", "--use-distributed-optimizer"])
+def test_a_default_that_is_false(spelling: str) -> None:
+    assert job_of("").optimizer.distributed
+    assert not job_of(f"{spelling} false").optimizer.distributed
+
+
+def test_experts_that_run_one_after_the_other() -> None:
+    moe = job_of("--moe_grouped_gemm false").model.moe
+    assert moe is not None
+    assert not moe.grouped_gemm
+
+
+def test_router_in_the_dtype_of_the_activations() -> None:
+    moe = job_of("--moe_router_dtype none").model.moe
+    assert moe is not None
+    assert moe.router_dtype != "fp32"
+
+
+def test_16_bit_gradients() -> None:
+    """ms-swift accumulates in fp32 if main_grads_dtype is fp32 (`_map_dtype`)."""
+    job = job_of("--main_grads_dtype bf16 --use_precision_aware_optimizer true")
+    assert job.precision.gradients == "bf16"
+    assert job_of("").precision.gradients == "fp32"
