@@ -25,7 +25,7 @@ from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors  # noqa:
 from analyzer.results import RankClass, RankMemory  # noqa: E402
 from analyzer.trace.events import Allocation, Free  # noqa: E402
 from analyzer.trace.reader import read_trace  # noqa: E402
-from tests.allocator_hook.shadow.reserved_layouts import HELD_OUT, LAYOUTS, WITH_GRAPHS  # noqa: E402
+from tests.allocator_hook.shadow.reserved_layouts import HELD_OUT, LAYOUTS, SHARED_EXPERTS, WITH_GRAPHS  # noqa: E402
 from tests.job_of import job_of  # noqa: E402
 
 
@@ -78,7 +78,7 @@ def _replayed(path: Path) -> CachingAllocator:
 def main() -> int:
     print(f"{'above the peak':>14} {'estimate':>9} {'replay':>9}  rank and options")
     with tempfile.TemporaryDirectory() as folder:
-        for base, line in (*LAYOUTS, *WITH_GRAPHS, *HELD_OUT):
+        for base, line in (*LAYOUTS, *WITH_GRAPHS, *SHARED_EXPERTS, *HELD_OUT):
             if (base, line) == HELD_OUT[0]:
                 print("held out:")
             for each in compared(base, line, Path(folder)):

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from allocator_hook.shadow import backward_streams
+from allocator_hook.shadow.backward_streams import StreamContext
 from allocator_hook.shadow.extensions import extension_modules
 from allocator_hook.shadow.gpu import CUDA_VERSION, DeviceProperties, Event, Gpu, Stream
 from allocator_hook.shadow.imports import Imports, Launchable
@@ -67,6 +69,7 @@ def fake_cuda(gpu: Gpu, *, compiler: Callable[..., Any], memory_allocated: Calla
 def _patches(gpu: Gpu, compiler: Callable[..., Any], memory_allocated: Callable[[], int]) -> Iterator[Patch]:
     yield from _queries(gpu, memory_allocated)
     yield from _streams()
+    yield from backward_streams.patches()
     yield from _random_numbers()
     yield from _tensors()
     yield from _compilers(compiler)
@@ -115,7 +118,7 @@ def _streams() -> Iterator[Patch]:
         "current_stream": lambda *_: Stream.current[-1] if Stream.current else default,
         "default_stream": _constant(default),
         "set_stream": _constant(None),
-        "stream": lambda stream: contextlib.nullcontext() if stream is None else stream,
+        "stream": StreamContext,
     }
     for name, value in stand_ins.items():
         yield Patch(cuda, name, value, serial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -10,6 +11,8 @@ from analyzer.units import GIB
 
 CUDA_VERSION: Final = "13.0"
 CUDNN_VERSION: Final = 91_300
+POOL: Final = 32
+"""Streams that PyTorch creates for each priority (`kStreamsPerPool`)."""
 STREAMS: Final = 1 << 16
 """More than the number of streams. Memory pools of CUDA graphs have identifiers of streams that are multiples of it or larger."""
 _MULTIPROCESSORS: Final = {(8, 0): 108, (9, 0): 132, (10, 0): 148}
@@ -54,7 +57,8 @@ class Stream:
     The streams differ in what they allocate: PyTorch's allocator keeps the free blocks of each stream apart.
     """
 
-    _created = 0
+    _created: ClassVar[Counter[int]] = Counter()
+    """How many streams of each priority have been requested."""
     current: ClassVar[list[Stream]] = []
     """The streams that `with` statements have selected; the last one is the current stream."""
     selected: ClassVar[Stream | None] = None
@@ -62,17 +66,24 @@ class Stream:
     pool: ClassVar[int] = 0
     """The memory pool of the CUDA graph that is captured; 0 if none is."""
 
-    def __init__(self, *_: Any, default: bool = False, **__: Any) -> None:
+    def __init__(self, _: Any = None, priority: int = 0, *, default: bool = False, **__: Any) -> None:
+        """PyTorch hands out the streams of a pool for each priority in turn (`getStreamFromPool`, c10/cuda/CUDAStream.cpp)."""
+        self.stream_id = 0
         if not default:
-            Stream._created += 1
-        self.stream_id = 0 if default else Stream._created
+            self.stream_id = 1 + Stream._created[priority] % POOL + POOL * -min(priority, 0)
+            Stream._created[priority] += 1
         self.cuda_stream = self.stream_id
         self.device_index = 0
 
     @staticmethod
+    def of_allocations() -> Stream | None:
+        """The current stream; None is the default stream."""
+        return Stream.current[-1] if Stream.current else Stream.selected
+
+    @staticmethod
     def current_id() -> int:
         """The identifier of the current stream, and of the pool of a capture; 0 for the default stream."""
-        stream = Stream.current[-1] if Stream.current else Stream.selected
+        stream = Stream.of_allocations()
         return (0 if stream is None else stream.stream_id) + Stream.pool * STREAMS
 
     def wait_stream(self, stream: Any) -> None:

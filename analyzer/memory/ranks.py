@@ -111,7 +111,8 @@ def replayed_classes(
     frees: bool = False,
     enough_bytes: float = inf,
 ) -> tuple[RankClass, ...]:
-    """The same with a simulation of the allocator, for the highest rank classes first, up to `MAX_REQUESTS` in total.
+    """The same with a simulation of the allocator, for the highest rank classes first, up to `MAX_REQUESTS` in total, and
+    `RARE_MAX_REQUESTS` of the first one.
 
     Without a simulation if the order of the requests is not known or the allocator settings are not supported. `every_part`:
     ranks with other parts of the optimizer states are simulated too, and are separate classes if their reserved memory differs.
@@ -125,13 +126,14 @@ def replayed_classes(
         return tuple(each for _, each in ranks)
     found = [[each] for _, each in ranks]
     remaining = RARE_MAX_REQUESTS if has_rare_features(job) else MAX_REQUESTS
-    for index in sorted(range(len(ranks)), key=lambda index: -ranks[index][1].memory.device_bytes):
+    by_memory = sorted(range(len(ranks)), key=lambda index: -ranks[index][1].memory.device_bytes)
+    for number, index in enumerate(by_memory):
         stage, described = ranks[index]
         phases = phases_of(job, stage)
         needed = sum(each.requests for each in phases if each is not None)
-        remaining -= needed
-        if remaining < 0:
+        if needed > (remaining if number else RARE_MAX_REQUESTS):
             break
+        remaining -= needed
         limit = job.hardware.capacity_bytes if frees else None
         memory_of = partial(_memory_of_member, job, stage, described.memory, phases, settings, limit)
         members = ranks_of_members(job, stage.model.pipeline_rank) if every_part else {}

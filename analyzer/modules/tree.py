@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.units import BLOCK, ceil_div, dtype_bytes, round_up
@@ -30,6 +30,11 @@ ACTIVATION_OUTPUT = "activation output"
 """Name of the output of the experts' activation."""
 OUTPUTS_OF_EXPERTS = "outputs of the experts"
 """Name of the outputs of sequential experts, before they are concatenated."""
+
+SIDE_STREAM: Final = 1
+"""The second CUDA stream of attention, and that of the communication of experts. The default stream is 0."""
+LAYER_STREAM: Final = 5
+"""The stream of the shared experts. In some releases each layer has one of its own (`shared_expert_streams`)."""
 
 T = TypeVar("T")
 
@@ -104,8 +109,9 @@ class Tensor:
     """Saved as a view of half of each row. Its copy in host memory, and the one back on the GPU, have half of its elements."""
     for_weight: bool = False
     """Only the gradients of the weights of its module need it. It does not exist if these are frozen (`freezing.frozen`)."""
-    side_stream: bool = False
-    """Allocated while a second stream is current. PyTorch's allocator uses its block again only for requests of that stream."""
+    stream: int = 0
+    """The stream that is current when it is allocated, if that is not the default one: `SIDE_STREAM`, or `LAYER_STREAM`. PyTorch's
+    allocator uses its block again only for requests of that stream."""
 
     bytes: int = field(init=False, compare=False, repr=False)
     """Allocated bytes, rounded up to allocator blocks; 0 if it uses the storage of another tensor."""
@@ -199,6 +205,8 @@ class Module:
     """A function call inside its parent, not a Megatron module: recorders attribute its allocations to the parent."""
     recomputed_last: tuple[Tensor, ...] = ()
     """Of a checkpoint: what its recomputation allocates last. It is referenced until the backward of the checkpoint ends."""
+    inner_stream: int = 0
+    """The same for all tensors of its children."""
     recomputed: bool = False
     """The children's saved tensors are freed after forward and computed again in backward; `saved` lists what stays allocated."""
     input_gradient: bool = True

@@ -83,6 +83,9 @@ class CoreBehavior(Behavior):
     frees_unsaved_rows: bool = _during(since="0.17")
     """The expert node of overlapped microbatches frees the rows that it has read unless the first linear layer saves them.
     Before, it frees them with all dispatchers but HybridEP (`should_free_input`)."""
+    stream_of_each_layer: bool = _during(until="0.18")
+    """With `--moe-shared-expert-overlap` each layer creates a stream for its shared experts; later all layers have one
+    (`SharedExpertMLP`)."""
     marks_split_experts: bool = _during(since="0.17")
     """Weights of experts know the dimension in which tensor-parallel ranks split them (`TEGroupedLinear`)."""
 

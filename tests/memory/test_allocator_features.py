@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, CachingAllocator
+from analyzer.memory.allocator.caching_allocator import CachingAllocator
 from analyzer.memory.allocator.fsdp_states import GATHER_STREAM, REDUCE_STREAM
 from analyzer.memory.allocator.iterations import RELOAD_STREAM, ReplayedIteration
 from analyzer.memory.allocator.of_rank import phases_of, states_of
@@ -20,7 +20,7 @@ from analyzer.memory.device_overhead import FRAGMENTATION, RARE_FRAGMENTATION, R
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.memory.stages import StageAnalysis, analysed_stages
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.tree import Module, Tensor
+from analyzer.modules.tree import SIDE_STREAM, Module, Tensor
 from analyzer.specs import TrainingJob
 from analyzer.units import MIB
 from tests.job_of import job_of

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.memory.allocator.caching_allocator import CAPTURES, SIDE_STREAM, CachingAllocator, OutOfMemory, Temporaries
+from analyzer.memory.allocator.caching_allocator import CAPTURES, CachingAllocator, OutOfMemory, Temporaries
 from analyzer.memory.allocator.runner import ScriptAllocator
 from analyzer.memory.allocator.script import NONE, TEMPORARY, Action, request
 from analyzer.memory.allocator.settings import AllocatorSettings
+from analyzer.modules.tree import SIDE_STREAM
 from analyzer.units import KIB, MIB
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from analyzer.memory.allocator.settings import UNLIMITED, AllocatorSettings, rounded
+from analyzer.modules.tree import SIDE_STREAM
 from analyzer.units import MIB, round_up
 
 MIN_BLOCK: Final = 512
@@ -28,8 +29,6 @@ MIN_LARGE_ALLOCATION: Final = 10 * MIB
 """Requests of at least this size get a separate segment."""
 ROUND_LARGE: Final = 2 * MIB
 DEFAULTS: Final = AllocatorSettings()
-SIDE_STREAM: Final = 1
-"""The identifier of the second stream of attention, with pools of its own. The first is 0."""
 CAPTURES: Final = 4
 """The identifier of the stream of captures. Its pool stands for the private pool of CUDA graphs, whose segments are not returned to
 CUDA while the graphs exist (`release_cached_blocks`)."""

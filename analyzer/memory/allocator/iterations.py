@@ -6,25 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from analyzer.memory.allocator.caching_allocator import SIDE_STREAM
 from analyzer.memory.allocator.script import ChunkScript, Streams, script
 from analyzer.memory.features import deferrals
 from analyzer.memory.stages import StageAnalysis
 from analyzer.memory.workspaces import Workspace
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import RECEIVED_ROWS
-from analyzer.modules.tree import Module
+from analyzer.modules.tree import SIDE_STREAM, Module
 from analyzer.passes.deferred_output_gradients import Deferral
 from analyzer.passes.stages import fsdp_trees_of, offload_trees_of
 from analyzer.program.operations import Role
 from analyzer.program.schedule import iteration as schedule
 from analyzer.program.schedule.pipeline import Pair, Step
 from analyzer.specs import TrainingJob
+from analyzer.specs.release_changes import core_behavior
 
 if TYPE_CHECKING:
     from analyzer.memory.allocator.overlapped_script import Part
 
 
+POOL: Final = 32
+"""Streams that PyTorch creates (`kStreamsPerPool`, c10/cuda/CUDAStream.cpp). Further ones are the same again."""
 RELOAD_STREAM: Final = 2
 RELOADS: Final[Streams] = ((Role.RELOADED, RELOAD_STREAM),)
 """`ChunkOffloadHandler` (core/pipeline_parallel/fine_grained_activation_offload.py, 0.16.1) copies tensors back on a stream."""
@@ -52,6 +54,13 @@ class ReplayedIteration:
     """For the capture of CUDA graphs: the tensors that stay allocated from then on."""
     switches: bool = False
     """What follows runs on another stream."""
+    layer_streams: int = 1
+    """How many streams all layers of a rank have for their shared experts (`CoreBehavior.stream_of_each_layer`)."""
+
+    def layers(self, chunk: int) -> Sequence[int]:
+        """For each block of a chunk, the number of its stream for shared experts. PyTorch hands out those of its pool in turn."""
+        first = sum(len(each.blocks) for each in self.scripts[:chunk])
+        return [(first + index) % self.layer_streams for index in range(len(self.scripts[chunk].blocks))]
 
     @property
     def requests(self) -> int:
@@ -70,7 +79,13 @@ def iterations_of(job: TrainingJob, stage: StageAnalysis) -> tuple[ReplayedItera
     deferred = deferrals(job, stage.model) if stage.model.chunks[-1].post_process else (None, None)
     backwards = 1 if deferred[0] is None else 2
     first, later = (
-        ReplayedIteration(each, first_steps(messages.order, backwards), deferral, _overlapped(job, stage.model.trees, messages))
+        ReplayedIteration(
+            each,
+            first_steps(messages.order, backwards),
+            deferral,
+            _overlapped(job, stage.model.trees, messages),
+            layer_streams=POOL if core_behavior(job.megatron).stream_of_each_layer else 1,
+        )
         for each, messages, deferral in zip(scripts, stage.iterations, deferred, strict=True)
     )
     return first, later

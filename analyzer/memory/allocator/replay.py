@@ -34,7 +34,7 @@ from analyzer.units import round_up
 MAX_REQUESTS: Final = 25_000
 """Maximum number of requests for all ranks together: about 30 ms. Other ranks get an estimate without fragmentation."""
 RARE_MAX_REQUESTS: Final = 100_000
-"""The same with rare features, whose iterations have more requests."""
+"""The same with rare features, whose iterations have more requests, and for the highest rank alone."""
 IN_ITERATION: Final = (PeakEvent.FORWARD, PeakEvent.BACKWARD)
 
 
@@ -147,17 +147,17 @@ class _Workspaces:
         allocate_permanent(allocator, (each.bytes for each in large if not each.kinds))
         self._remaining = [each for each in large if each.kinds]
 
-    def forward(self, script: ChunkScript, addresses: list[int]) -> None:
-        """Runs the forward of one microbatch, and allocates the workspaces of its modules."""
-        for block, first in script.blocks:
+    def forward(self, script: ChunkScript, addresses: list[int], layers: Sequence[int]) -> None:
+        """Runs the forward of one microbatch, and allocates the workspaces of its modules. `layers`: `ReplayedIteration.layers`."""
+        for (block, first), self._allocator.layer in zip(script.blocks, layers, strict=True):
             self._run(block.forward, block.forward_places, "forward", addresses, first=first)
 
-    def backward(self, script: ChunkScript, addresses: list[int], *, done: int) -> None:
+    def backward(self, script: ChunkScript, addresses: list[int], layers: Sequence[int], *, done: int) -> None:
         """The same for the backward without the first actions, `done` in number."""
         if done:
             self._run(script.backward, script.backward_places, "backward", addresses, done=done)
             return
-        for block, first in reversed(script.blocks):
+        for (block, first), self._allocator.layer in zip(reversed(script.blocks), reversed(layers), strict=True):
             self._run(block.backward, block.backward_places, "backward", addresses, first=first)
 
     def _run(
@@ -249,7 +249,7 @@ class _Microbatches:
                 if index in iteration.overlapped:
                     self._overlap(iteration.overlapped[index], addresses, self._of(iteration.order[index + 1]))
                 else:
-                    self._workspaces.forward(chunk, addresses)
+                    self._workspaces.forward(chunk, addresses, iteration.layers(step.chunk))
             else:
                 self._backward(iteration, index, deferred)
         deferred.end()
@@ -267,7 +267,7 @@ class _Microbatches:
             deferred.keep(step.chunk)
         else:
             done = deferred.backward(step.chunk, addresses)
-            self._workspaces.backward(chunk, addresses, done=done)
+            self._workspaces.backward(chunk, addresses, iteration.layers(step.chunk), done=done)
         del self._running[step.chunk, step.microbatch]
         if chunk.leftover:
             self._left[step.chunk] = chunk, addresses

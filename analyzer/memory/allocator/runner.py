@@ -14,17 +14,20 @@ from analyzer.memory.allocator.caching_allocator import (
     MIN_LARGE_ALLOCATION,
     POOL_BITS,
     ROUND_LARGE,
-    SIDE_STREAM,
     SMALL_SIZE,
     CachingAllocator,
 )
 from analyzer.memory.allocator.script import STREAM_BITS, TEMPORARY, Action
+from analyzer.modules.tree import LAYER_STREAM, SIDE_STREAM
 
 _SIZE: Final = (1 << STREAM_BITS) - 1
 
 
 class ScriptAllocator(CachingAllocator):
     """The allocator of a rank, which runs the scripts of its chunks."""
+
+    layer = 0
+    """Added to the number of a layer's own stream."""
 
     def run(self, actions: Sequence[Action], addresses: list[int], first: int = 0) -> None:
         """Runs actions of one microbatch. `addresses` has the address in each slot; `first` is added to their slots."""
@@ -38,7 +41,8 @@ class ScriptAllocator(CachingAllocator):
         """Runs one action with any settings, on any stream."""
         size, slot, temporaries = action
         if size:
-            addresses[slot + first] = self.malloc(abs(size) & _SIZE, stream=0 if size > 0 else SIDE_STREAM + (-size >> STREAM_BITS))
+            stream = 0 if size > 0 else SIDE_STREAM + (-size >> STREAM_BITS)
+            addresses[slot + first] = self.malloc(abs(size) & _SIZE, stream=stream + (self.layer if stream == LAYER_STREAM else 0))
         elif slot != TEMPORARY:
             self.free(addresses[slot + first])
         else:

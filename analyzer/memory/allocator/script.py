@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from analyzer.memory.allocator.caching_allocator import SIDE_STREAM, SMALL_SIZE, Temporaries
+from analyzer.memory.allocator.caching_allocator import SMALL_SIZE, Temporaries
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.tree import Module, Tensor
+from analyzer.modules.tree import SIDE_STREAM, Module, Tensor
 from analyzer.program.chunks import chunk_program
 from analyzer.program.lowering import operations
 from analyzer.program.operations import Operation, OperationKind, Role
@@ -151,7 +151,7 @@ def block_script(module: Module, streams: Streams = ()) -> Script:
 
 def _block_script(module: Module, streams: Streams) -> Script:
     program = operations(module)
-    writer = Writer(streams)
+    writer = Writer(streams, module)
     for operation in program.forward:
         writer.apply(operation)
     forward, forward_places = writer.take()
@@ -171,6 +171,17 @@ def _block_script(module: Module, streams: Streams) -> Script:
     )
 
 
+def _inner_streams(block: Module) -> dict[int, int]:
+    """By module object in a block: the stream of all of its tensors, if that is not the default one."""
+    return {
+        id(inside): outer.inner_stream
+        for _, outer in block.walk()
+        if outer.inner_stream
+        for child in outer.children
+        for _, inside in child.walk()
+    }
+
+
 def frees(held: Iterable[_Held]) -> tuple[Action, ...]:
     """The actions that free tensors."""
     return tuple((0, slot, NONE) for _, slots in held for slot in slots)
@@ -179,7 +190,8 @@ def frees(held: Iterable[_Held]) -> tuple[Action, ...]:
 class Writer:
     """Turns operations into actions. Tensors of at most `SMALL_SIZE` are left out."""
 
-    def __init__(self, streams: Streams = ()) -> None:
+    def __init__(self, streams: Streams = (), block: Module | None = None) -> None:
+        """`block`: the module that runs, whose parts may have streams of their own."""
         self.actions: list[Action] = []
         self.places: dict[ModuleKind, int] = {}
         """For each kind of module, the number of actions before one of this kind first ran."""
@@ -189,6 +201,7 @@ class Writer:
         self.leftover: list[_Held] = []
         """What is still allocated after the backward."""
         self._streams = dict(streams)
+        self._inner = _inner_streams(block) if block is not None else {}
         self._saved: dict[int, list[list[_Held]]] = {}
         """For each module object, its saved tensors, one list per run."""
         self._workspaces: list[list[_Held]] = []
@@ -289,16 +302,19 @@ class Writer:
             first = self.slots
             size = tensor.bytes // tensor.pieces
             if size > SMALL_SIZE:
-                stream = self._stream(module, tensor, role) if self._streams else SIDE_STREAM if tensor.side_stream else 0
+                stream = self._inner.get(id(module), 0) or tensor.stream
+                if self._streams:
+                    stream = self._stream(module, tensor, role, stream)
                 for _ in range(tensor.pieces if stream != LEFT_OUT else 0):
                     self.actions.append((request(size, stream), self.slots, NONE))
                     self.slots += 1
             found.append(_Held(tensor, range(first, self.slots)))
         return found
 
-    def _stream(self, module: Module, tensor: Tensor, role: Role) -> int:
+    def _stream(self, module: Module, tensor: Tensor, role: Role, stream: int) -> int:
+        """The stream of a job in which some tensors have others than `stream`."""
         found = (self._streams.get(each) for each in (role, module.kind, tensor.formula, tensor.name, ""))
-        return next((each for each in found if each is not None), SIDE_STREAM if tensor.side_stream else 0)
+        return next((each for each in found if each is not None), stream)
 
     def _released(self, held: Iterable[_Held]) -> None:
         """Frees tensors."""

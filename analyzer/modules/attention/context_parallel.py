@@ -20,7 +20,7 @@ from typing import Final
 from analyzer.modules.attention.cudnn import score_gradients, stores_score_gradients
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Collective, Module, Tensor
+from analyzer.modules.tree import SIDE_STREAM, Collective, Module, Tensor
 from analyzer.units import ceil_div
 
 QKV_TENSOR: Final = "qkv"
@@ -244,7 +244,7 @@ def _forward(exchange: Exchange) -> Iterator[Tensor]:
 
 
 def _aside(tensor: Tensor) -> Tensor:
-    return replace(tensor, side_stream=True)
+    return replace(tensor, stream=SIDE_STREAM)
 
 
 def _of_steps(tensor: Tensor, steps: int) -> Iterator[Tensor]:
@@ -252,7 +252,7 @@ def _of_steps(tensor: Tensor, steps: int) -> Iterator[Tensor]:
     s, b, width = tensor.shape
     for count, aside in ((steps - steps // 2, False), (steps // 2, True)):
         if count:
-            yield replace(tensor, shape=(s, b, count * width // steps), side_stream=aside)
+            yield replace(tensor, shape=(s, b, count * width // steps), stream=SIDE_STREAM if aside else 0)
 
 
 def _backward(exchange: Exchange) -> Iterator[Tensor]:

@@ -5,6 +5,7 @@ Source: core/transformer/moe/{shared_experts,moe_layer}.py (0.16.1). fs is the t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -15,7 +16,7 @@ from analyzer.modules.mlp import saved_by_gate, saves_half
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input, saves_original_input
 from analyzer.modules.shapes import ExpertShapes
-from analyzer.modules.tree import Collective, Module, Parameter, Tensor, for_weight, total_bytes
+from analyzer.modules.tree import LAYER_STREAM, Collective, Module, Parameter, Tensor, for_weight, total_bytes
 from analyzer.specs import MoeSpec
 
 
@@ -43,6 +44,7 @@ def shared_experts(shapes: ExpertShapes) -> Module:
         saved=(shapes.hidden(_INPUT, made_in="pre_mlp_layernorm", shares=shapes.owner_of_moe_input),),
         backward_workspace=(routed, *held),
         children=inside,
+        inner_stream=LAYER_STREAM if parts.overlapped else 0,
         recomputed=recomputed,
         source="SharedExpertMLP",
     )
@@ -183,7 +185,12 @@ def overlapped_fc2(shapes: ExpertShapes) -> tuple[tuple[Tensor, ...], tuple[Tens
     added = (*scaled, *(replace(each, name="output with that of the adapter") for each in scaled))
     if scaled and shapes.t > 1 and _of_megatron(shapes):  # the outputs of all ranks are gathered and concatenated
         added = (*added, shapes.wide("part of the output of the adapter", shapes.model.hidden_size // shapes.t, "h/t"))
-    return tuple(replace(each, name=f"{each.name} of the shared experts") for each in (*forward, *added)), (*backward, *scaled)
+    named = (replace(each, name=f"{each.name} of the shared experts") for each in (*forward, *added))
+    return _on_stream_of_layer(named), _on_stream_of_layer((*backward, *scaled))
+
+
+def _on_stream_of_layer(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(replace(each, stream=LAYER_STREAM) for each in tensors)
 
 
 def _of_megatron(shapes: ExpertShapes) -> bool:
@@ -195,7 +202,7 @@ def overlapped_adapter(shapes: ExpertShapes) -> tuple[Tensor, ...]:
     moe, adapters = shapes.model.moe, shapes.model.adapters
     if moe is None or not moe.shared_overlap or adapters is None or "linear_fc2" not in adapters.targets:
         return ()
-    return (shapes.hidden("scaled output of the adapter", gathered=True),)
+    return _on_stream_of_layer([shapes.hidden("scaled output of the adapter", gathered=True)])
 
 
 def unsaved_activation(shapes: ExpertShapes) -> tuple[Tensor, ...]:
@@ -215,12 +222,19 @@ def unsaved_activation(shapes: ExpertShapes) -> tuple[Tensor, ...]:
     else:
         saved = total_bytes(saved_input(shapes, read))
     extra = read.bytes - saved
-    return (Tensor(name="16-bit activation of the shared experts", shape=(extra,), dtype="fp8"),) if extra > 0 else ()
+    found = [Tensor(name="16-bit activation of the shared experts", shape=(extra,), dtype="fp8")] if extra > 0 else []
+    return _on_stream_of_layer(found)
 
 
 def overlapped_gate(shapes: ExpertShapes) -> Module:
     """The gate with `--moe-shared-expert-overlap`: `combine_postprocess` of the dispatcher calls it (`get_output`)."""
-    return _gate(_Parts.of(shapes))
+    gate = _gate(_Parts.of(shapes))
+    return replace(
+        gate,
+        saved=_on_stream_of_layer(gate.saved),
+        forward_workspace=_on_stream_of_layer(gate.forward_workspace),
+        backward_workspace=(gate.backward_workspace[0], *_on_stream_of_layer(gate.backward_workspace[1:])),
+    )
 
 
 def gate_of_constant_score(gate: Module) -> Module:

@@ -66,6 +66,14 @@ def _experts(hidden: int, ffn: int, heads: int, layers: int, *, experts: int = 8
     )
 
 
+_SHARED = f"{DISTRIBUTED} --moe-shared-expert-overlap --moe-shared-expert-intermediate-size"
+SHARED_EXPERTS = (
+    (EXPERTS, f"{_SHARED} 8192 {RECOMPUTE}"),
+    (EXPERTS, f"{_SHARED} 4096 --moe-shared-expert-gate --tensor-model-parallel-size 2 --sequence-parallel {RECOMPUTE}"),
+    (_experts(1536, 2048, 12, 8), f"{_SHARED} 2048 --pipeline-model-parallel-size 2"),
+    (_experts(1536, 2048, 12, 8), f"{_SHARED} 4096 --num-layers 40 {RECOMPUTE}"),
+)
+"""Layers whose shared experts have streams of their own; the last one has more layers than PyTorch has streams."""
 _A, _B = _dense(3072, 8192, 24, 10), _dense(5120, 13824, 40, 4, sequence=4096, micro_batch=1)
 _C = _dense(2048, 5504, 16, 12, micro_batch=4, batch=128)
 _D, _E = _experts(1536, 2048, 12, 8), _experts(3072, 1536, 24, 4, experts=16)

@@ -8,7 +8,7 @@ import pytest
 
 from analyzer.memory.device_overhead import reserved_range
 from tests.allocator_hook.shadow.needed_packages import NEEDS_SHADOW
-from tests.allocator_hook.shadow.reserved_layouts import HELD_OUT, LAYOUTS, WITH_GRAPHS
+from tests.allocator_hook.shadow.reserved_layouts import HELD_OUT, LAYOUTS, SHARED_EXPERTS, WITH_GRAPHS
 from tests.allocator_hook.shadow.share import share_of
 from tools.score_reserved import Compared, compared
 
@@ -35,3 +35,11 @@ def test_the_range_contains_what_held_out_layouts_reserve(base: str, line: str, 
     """Layouts that took no part in the development. One rank of the last one, with CUDA graphs and pipeline stages, is outside."""
     outside = [each.rank for each in compared(base, line, tmp_path) if not is_inside(each)]
     assert len(outside) == (1 if (base, line) == HELD_OUT[-1] else 0)
+
+
+@pytest.mark.parametrize(("base", "line"), share_of(SHARED_EXPERTS))
+def test_streams_of_shared_experts(base: str, line: str, tmp_path: Path) -> None:
+    """A block that one stream has freed is not used by another, so that reserved memory grows with the number of layers."""
+    for each in compared(base, line, tmp_path):
+        assert each.memory.peak_reserved_bytes == pytest.approx(each.reserved, rel=0.015)
+        assert each.reserved > 1.05 * each.peak
