@@ -66,11 +66,16 @@ def _follow(result: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> N
     stream = Stream.of_allocations()
     if stream is None or not stream.stream_id or Stream.pool:  # in a capture, forward and backward have one stream
         return
-    before = {id(node) for node in _nodes((*arguments, *named.values()))}
-    for node in _nodes(result):
-        if id(node) not in before:
-            node.register_prehook(lambda _, stream=stream: Stream.current.append(stream))
-            node.register_hook(lambda *_: Stream.current.pop() and None)
+    seen = {id(node) for node in _nodes((*arguments, *named.values()))}
+    remaining = list(_nodes(result))
+    while remaining:  # an operation such as `linear` can have several nodes
+        node = remaining.pop()
+        if id(node) in seen or node.name().endswith("AccumulateGrad"):
+            continue
+        seen.add(id(node))
+        node.register_prehook(lambda _, stream=stream: Stream.current.append(stream))
+        node.register_hook(lambda *_: Stream.current.pop() and None)
+        remaining += [before for before, _ in node.next_functions if before is not None]
 
 
 def _nodes(values: Any) -> Iterator[torch.autograd.graph.Node]:

@@ -96,9 +96,10 @@ class Session:
             },
         )
         with TraceWriter(path, header) as writer, ExitStack() as stack:
-            graphed = self.job.graphs is not None
+            moe, graphed = self.job.model.moe, self.job.graphs is not None
+            on_streams = graphed or (moe is not None and moe.shared_overlap and moe.shared_gate)
             workspace = cublas_workspace_bytes(self.job)
-            recorder = Recorder(writer, cublas_workspace_bytes=workspace, each_stream=graphed, gpu=gpu)
+            recorder = Recorder(writer, cublas_workspace_bytes=workspace, each_stream=on_streams, gpu=gpu)
             marks = Marks(writer)
             recorder.means.multiple, recorder.means.padded_on_arrival = _padding(self.job)
             recorder.means.images = _images(self.job)

@@ -17,11 +17,20 @@ class FirstUses:
         """`warm`: an iteration has run before, in which all were allocated."""
         self.bytes = sum(each.bytes for each in workspaces if warm or not each.kinds)
         """Bytes of the allocated workspaces."""
+        self._used_at: dict[str, int] = {}
+        """By name of an `each_block` workspace: the number of the instant at which the first repetition of a block allocated it; -1
+        after the last repetition."""
+        self._times = 1
         self._remaining = [] if warm else [each for each in workspaces if each.kinds]
 
     def remain(self, phase: str) -> bool:
         """Whether workspaces of the "forward" or "backward" are still to be allocated."""
         return any(each.phase == phase for each in self._remaining)
+
+    def start(self, times: int) -> None:
+        """The first and the last of so many repetitions of a block are visited next."""
+        self._used_at.clear()
+        self._times = times
 
     def allocate(self, block: Module, instant: Instant) -> int:
         """Allocates those that are used for the first time at an instant of a block. Returns bytes that are freed before."""
@@ -31,7 +40,7 @@ class FirstUses:
         waiting = (each for each in self._remaining if each.recomputed or not instant.recomputed)
         using = (each for each in waiting if each.phase == phase and instant.kind in each.kinds)
         found = [each for each in using if not each.weight or each.weight == instant.weight]
-        for each in found:
+        for each in self._of_repetitions(found, instant.number):
             self._remaining.remove(each)
             self.bytes += each.bytes
         dummies = sum(each.bytes for each in found if each.weight)
@@ -39,6 +48,17 @@ class FirstUses:
             return 0
         _, temporary = explained(block, instant)
         return min(dummies, sum(each.bytes for each in temporary if each.name == PARTIAL_SUMS))
+
+    def _of_repetitions(self, found: Sequence[Workspace], number: int) -> list[Workspace]:
+        """Those of `found` that the repetitions of a block up to this one allocate at an instant."""
+        wanted = [each for each in found if not each.each_block]
+        for name in {each.name for each in found if each.each_block}:
+            first = self._used_at.get(name)
+            if first is None or number <= first:
+                self._used_at[name] = number if first is None else -1
+                count = 1 if first is None else self._times - 1
+                wanted += [each for each in found if each.name == name][:count]
+        return wanted
 
     def allocate_all(self) -> None:
         """Allocates all that forwards and backwards use."""

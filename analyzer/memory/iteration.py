@@ -287,6 +287,7 @@ class _Steps:
 
     def _visit_instants(self, moment: Moment, span: Span, saved: int, base: int) -> None:
         """Updates the peak with every instant of a block, and allocates the workspaces that it uses."""
+        self._uses.start(span.times)
         for instant, allocated in span.levels(backward=moment.step.kind == "backward"):
             size = base + allocated - self._uses.allocate(span.block, instant)
             if self._uses.bytes + size > self._bytes:

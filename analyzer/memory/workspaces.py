@@ -21,7 +21,7 @@ from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
 from analyzer.specs import TrainingJob
-from analyzer.specs.release_changes import torch_behavior
+from analyzer.specs.release_changes import core_behavior, torch_behavior
 from analyzer.states.buffers.parameter_order import sum_of_parameters
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
 
@@ -29,6 +29,9 @@ GROUPED_GEMM_STREAMS: Final = 4
 """Streams over which Transformer Engine distributes a grouped GEMM, each with a workspace (nvte_get_num_compute_streams)."""
 USERBUFFER_STREAMS: Final = 3
 """Streams of a GEMM that overlaps with communication, each with a workspace (`_NUM_MAX_UB_STREAMS`)."""
+STREAM_POOL: Final = 32
+"""Streams that PyTorch creates (`kStreamsPerPool`, c10/cuda/CUDAStream.cpp). Further ones are the same again."""
+_THREADS: Final[tuple[tuple[str, Literal["forward", "backward"]], ...]] = (("main", "forward"), ("autograd", "backward"))
 _BEGIN_LAYERS: Final = frozenset(
     {ModuleKind.QKV, ModuleKind.LINEAR_ATTENTION_INPUT, ModuleKind.MIXER_IN, ModuleKind.FC1, ModuleKind.FEED_FORWARD_NORM}
 )
@@ -54,6 +57,8 @@ class Workspace:
     """With "backward": a forward that a checkpoint runs again in the backward allocates them too."""
     weight: tuple[int, ...] = ()
     """Only modules with a weight of this shape allocate them; empty if the shape does not matter."""
+    each_block: bool = False
+    """A block allocates one of those with this name."""
 
 
 def capability(job: TrainingJob) -> tuple[int, int]:
@@ -165,6 +170,11 @@ def _kinds(tree: Module) -> frozenset[ModuleKind]:
     return frozenset({tree.kind}).union(*(child.derived(_kinds) for child in tree.children))
 
 
+def _gates(tree: Module) -> int:
+    """The number of gates of shared experts in a tree."""
+    return (tree.kind is ModuleKind.SHARED_GATE) + sum(child.derived(_gates) for child in tree.children)
+
+
 def _reads_fp4(tree: Module) -> bool:
     """Whether GEMMs of a tree read FP4: layers can stay in 16 bit (`--first-last-layers-bf16`)."""
     own = any(tensor.dtype == "fp4" for tensor in tree.backward_workspace)
@@ -218,15 +228,37 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
     in_fp4 = (
         context.te and fp8 is not None and fp8.recipe == "nvfp4" and any(each.derived(_reads_fp4) for each, _ in context.modules)
     )
+    if moe is not None and moe.shared_overlap:  # `_workspaces_of_gates`
+        in_torch -= {ModuleKind.SHARED_GATE}
     in_main = in_torch | LINEAR if in_fp4 else in_torch
     if kinds & in_main or job.optimizer.facts.orthogonalizes:  # with GEMMs on every stage
         size, of_layers = cublas_workspace_bytes(job), bool(kinds & in_main)
         yield Workspace("cuBLAS workspace of the main thread", size, in_main, "forward" if of_layers else "optimizer")
     if kinds & in_torch:
         yield Workspace("cuBLAS workspace of the autograd thread", cublas_workspace_bytes(job), in_torch, "backward", True)
+    yield from _workspaces_of_gates(context)
     if any(module.derived(_combines_masks) for module, _ in context.modules):
         mask = attention_mask(Shapes(context.shapes.inputs.of_part("decoder")), "causal mask", batches=False).bytes
         yield Workspace("Transformer Engine's causal mask", mask, frozenset({ModuleKind.ATTENTION_KERNEL}), "forward")
+
+
+def _workspaces_of_gates(context: _Context) -> Iterator[Workspace]:
+    """Those of the gates of overlapped shared experts, whose products run on the streams of the shared experts."""
+    moe, kind = context.job.model.moe, ModuleKind.SHARED_GATE
+    if moe is None or not moe.shared_overlap or kind not in context.kinds:
+        return
+    layers = sum(count * module.derived(_gates) for module, count in context.modules)
+    streams = shared_expert_streams(context.job, layers)
+    for thread, phase in _THREADS:
+        name, size = f"cuBLAS workspace of a stream of shared experts, {thread} thread", cublas_workspace_bytes(context.job)
+        # the product for the score runs beside the router (`pre_forward_comm`)
+        one = Workspace(name, size, frozenset({ModuleKind.ROUTER}), phase, recomputed=phase == "backward", each_block=True)
+        yield from [one] * streams
+
+
+def shared_expert_streams(job: TrainingJob, layers: int) -> int:
+    """The number of streams that so many layers have for their shared experts."""
+    return min(layers, STREAM_POOL) if core_behavior(job.megatron).stream_of_each_layer else 1
 
 
 def _global_buffer(context: _Context) -> Iterator[Workspace]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.memory.allocator.script import ChunkScript, Streams, script
 from analyzer.memory.features import deferrals
 from analyzer.memory.stages import StageAnalysis
-from analyzer.memory.workspaces import Workspace
+from analyzer.memory.workspaces import STREAM_POOL, Workspace, shared_expert_streams
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.routing import RECEIVED_ROWS
 from analyzer.modules.tree import SIDE_STREAM, Module
@@ -19,14 +19,11 @@ from analyzer.program.operations import Role
 from analyzer.program.schedule import iteration as schedule
 from analyzer.program.schedule.pipeline import Pair, Step
 from analyzer.specs import TrainingJob
-from analyzer.specs.release_changes import core_behavior
 
 if TYPE_CHECKING:
     from analyzer.memory.allocator.overlapped_script import Part
 
 
-POOL: Final = 32
-"""Streams that PyTorch creates (`kStreamsPerPool`, c10/cuda/CUDAStream.cpp). Further ones are the same again."""
 RELOAD_STREAM: Final = 2
 RELOADS: Final[Streams] = ((Role.RELOADED, RELOAD_STREAM),)
 """`ChunkOffloadHandler` (core/pipeline_parallel/fine_grained_activation_offload.py, 0.16.1) copies tensors back on a stream."""
@@ -84,7 +81,7 @@ def iterations_of(job: TrainingJob, stage: StageAnalysis) -> tuple[ReplayedItera
             first_steps(messages.order, backwards),
             deferral,
             _overlapped(job, stage.model.trees, messages),
-            layer_streams=POOL if core_behavior(job.megatron).stream_of_each_layer else 1,
+            layer_streams=shared_expert_streams(job, STREAM_POOL),
         )
         for each, messages, deferral in zip(scripts, stage.iterations, deferred, strict=True)
     )

@@ -71,7 +71,7 @@ SHARED_EXPERTS = (
     (EXPERTS, f"{_SHARED} 8192 {RECOMPUTE}"),
     (EXPERTS, f"{_SHARED} 4096 --moe-shared-expert-gate --tensor-model-parallel-size 2 --sequence-parallel {RECOMPUTE}"),
     (_experts(1536, 2048, 12, 8), f"{_SHARED} 2048 --pipeline-model-parallel-size 2"),
-    (_experts(1536, 2048, 12, 8), f"{_SHARED} 4096 --num-layers 40 {RECOMPUTE}"),
+    (_experts(1536, 2048, 12, 8), f"{_SHARED} 4096 --num-layers 40 --moe-shared-expert-gate {RECOMPUTE}"),
 )
 """Layers whose shared experts have streams of their own; the last one has more layers than PyTorch has streams."""
 _A, _B = _dense(3072, 8192, 24, 10), _dense(5120, 13824, 40, 4, sequence=4096, micro_batch=1)
