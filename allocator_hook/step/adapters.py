@@ -27,8 +27,20 @@ def add_adapters(job: TrainingJob, config: Any, model: Any) -> None:
             _add_adapter(name, module, adapters, config)
     if job.model.head_outputs and model.post_process:
         model.output_layer.requires_grad_(True)
+    _add_trained_copies(adapters, model)
     if config.recompute_method is not None or adapters.layers == "transformer_engine":
         model.decoder.forward = partial(with_input_gradient, model.decoder.forward)
+
+
+def _add_trained_copies(adapters: AdapterSpec, model: Any) -> None:
+    """Keep the weights of modules that are trained beside adapters in a frozen copy (`ModulesToSaveWrapper` of PEFT)."""
+    modules = dict(model.named_modules())
+    for path in ("embedding.word_embeddings", "output_layer"):
+        layer = modules.get(path)
+        if path.rpartition(".")[2] not in adapters.trained_copies or layer is None or layer.weight is None:
+            continue
+        layer.original_weight = torch.nn.Parameter(torch.empty_like(layer.weight), requires_grad=False)
+        layer.weight.requires_grad_(True)
 
 
 def _add_adapter(path: str, layer: Any, adapters: AdapterSpec, config: Any) -> None:

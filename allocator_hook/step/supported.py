@@ -26,7 +26,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
         "tiles text_length causal_encoder recompute separate_fields pixel_shuffle tag_tokens".split()
     ),
-    "AdapterSpec": frozenset("rank targets per_expert layers method dropout".split()),
+    "AdapterSpec": frozenset("rank targets per_expert layers method dropout trained_copies".split()),
     "FreezeSpec": frozenset("prefixes pattern ratio trained_prefixes trained_pattern".split()),
     "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss".split()),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
@@ -85,7 +85,9 @@ READ: Final[dict[str, frozenset[str]]] = {
             "longest_counted",
         }
     ),
-    "Adapter": frozenset("kind rank alpha targets dropout adapter_dtype base_dtype share_expert_adapters layers source".split()),
+    "Adapter": frozenset(
+        "kind rank alpha targets dropout adapter_dtype base_dtype share_expert_adapters layers also_trained source".split()
+    ),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),
     "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),

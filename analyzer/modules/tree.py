@@ -56,6 +56,8 @@ class Parameter:
     """Its gradient is summed over tensor-parallel ranks once per step (norm weights, row biases under SP; q/k norms always)."""
     frozen: bool = False
     """Not trained: it has no gradient and no optimizer states, and no buffer."""
+    original: bool = False
+    """Frozen, and copied: the copy is trained, and is the parameter of the model (`AdapterSpec.trained_copies`)."""
     read_by_reference: bool = False
     """Megatron reads the parameter that it created, not that of the module. FSDP2 replaces the latter, which gets no gradient."""
     quantized: bool = False

@@ -24,7 +24,7 @@ class ParameterCounts(NamedTuple):
 def parameter_counts(model: ModelSpec, tree: Module) -> ParameterCounts:
     """The numbers of parameters of `tree`, the complete model."""
     adapters = _of_adapters(tree) if model.adapters is not None else ()
-    every = tuple(parameters(tree))
+    every = tuple(each for each in parameters(tree) if not each.original)
     total = sum(each.full_numel for each in every) - sum(each.full_numel for each in adapters)
     routed = sum(each.full_numel for each in every if each.sharding == "expert")
     routed -= sum(each.full_numel for each in adapters if each.sharding == "expert")

@@ -12,6 +12,8 @@ AdapterTarget = Literal[
 AdapterLayers = Literal["megatron", "transformer_engine"]
 """The layers of an adapter, and how tensor-parallel ranks share them: those of Megatron itself in Megatron-Bridge, those of
 Transformer Engine in ms-swift."""
+TrainedCopy = Literal["word_embeddings", "output_layer"]
+"""Modules that can be trained beside adapters, in a copy: `ModulesToSaveWrapper` of PEFT keeps the original, which is frozen."""
 AdapterMethod = Literal["lora", "canonical", "dora"]
 """canonical: q, k and v, and gate and up, have adapters of their own (`CanonicalLoRA` of Megatron-Bridge). dora: the outputs of a
 layer and its adapter are scaled by a trained magnitude over the norm of their weights (`DoRA`)."""
@@ -35,12 +37,23 @@ class AdapterSpec:
     method: AdapterMethod = "lora"
     dropout: bool = False
     """Elements of the input of an adapter are dropped."""
+    trained_copies: tuple[TrainedCopy, ...] = ()
+    """Modules that are trained too, each as a copy of a frozen one that stays on the GPU."""
 
     def request_input_gradient(self, *, checkpoints: bool) -> bool:
         """Whether the output of the frozen embedding is made to need a gradient. `checkpoints`: around layers, by full recompute.
 
-        All frameworks do so under checkpoints, which compute gradients only for inputs that need them, and ms-swift always.
+        All frameworks do so under checkpoints, which compute gradients only for inputs that need them, and ms-swift always. That of
+        a trained embedding needs one.
 
         Sources: `maybe_enable_recompute_inputs_grad` of Megatron-Bridge, `GPTModel._preprocess` of mcore-bridge 1.6.
         """
-        return checkpoints or self.layers == "transformer_engine"
+        return not self.trains("word_embeddings") and (checkpoints or self.layers == "transformer_engine")
+
+    def trains(self, module: TrainedCopy) -> bool:
+        """Whether a module outside layers is trained."""
+        return module in self.trained_copies
+
+    def trains_output_weight(self, *, tied: bool) -> bool:
+        """Whether the weight of the output layer is trained. `tied`: it is that of the word embedding."""
+        return self.trains("word_embeddings" if tied else "output_layer")

@@ -120,9 +120,37 @@ def test_a_ratio_is_refused_with_pipeline_stages() -> None:
         launch(line)
 
 
-def test_trained_embeddings_beside_adapters_get_no_verdict() -> None:
-    line = "--nproc-per-node 8 --tuner_type lora --modules_to_save word_embeddings --model Qwen/Qwen3-8B --max_length 2048"
-    assert "with other trained modules (word_embeddings)" in launch(line).withheld[0]
+SWIFT_LORA = "--nproc-per-node 8 --tuner_type lora --max_length 2048 --model"
+
+
+def test_trained_embeddings_beside_adapters_have_a_copy_gradients_and_optimizer_states() -> None:
+    """`ModulesToSaveWrapper` of PEFT keeps the original, frozen, and trains a copy of it. Qwen3-8B: 151,936 × 4,096, twice."""
+    line = f"{SWIFT_LORA} Qwen/Qwen3-8B"
+    report = analyze(f"{line} --modules_to_save word_embeddings output_layer".split(), environ={}, folder=Path("/nowhere"))
+    plain = analyze(line.split(), environ={}, folder=Path("/nowhere"))
+    elements = 2 * 151936 * 4096
+    memory, without = report.ranks[0].memory, plain.ranks[0].memory
+    assert memory.parameters_bytes - without.parameters_bytes == pytest.approx(2 * elements, abs=4096)
+    assert memory.gradients_bytes - without.gradients_bytes == pytest.approx(4 * elements, abs=8192)
+    assert memory.optimizer_bytes - without.optimizer_bytes == pytest.approx(12 * elements // 8, abs=8192)
+    assert (report.parameters, report.parameters_adapters) == (plain.parameters, plain.parameters_adapters)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("Qwen/Qwen3-8B --modules_to_save router", "with other trained modules (router)"),
+        ("Qwen/Qwen3-8B --modules_to_save embed_tokens lm_head", "with other trained modules (embed_tokens, lm_head)"),
+        ("Qwen/Qwen3-4B --modules_to_save output_layer", "with trained output_layer and tied embeddings"),
+        (
+            "Qwen/Qwen3-4B --modules_to_save word_embeddings --pipeline_model_parallel_size 2",
+            "with trained word_embeddings and tied embeddings",
+        ),
+        ("Qwen/Qwen3-8B --modules_to_save word_embeddings --mtp_num_layers 1", "with trained word_embeddings and MTP layers"),
+    ],
+)
+def test_other_trained_modules_beside_adapters_get_no_verdict(line: str, reason: str) -> None:
+    assert reason in launch(f"{SWIFT_LORA} {line}").withheld[0]
 
 
 @pytest.mark.parametrize(

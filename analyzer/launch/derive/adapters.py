@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
-from analyzer.specs.adapters import ADAPTER_TARGETS, DEFAULT_TARGETS, AdapterMethod, AdapterSpec, AdapterTarget
+from analyzer.specs.adapters import ADAPTER_TARGETS, DEFAULT_TARGETS, AdapterMethod, AdapterSpec, AdapterTarget, TrainedCopy
 
 if TYPE_CHECKING:
     from analyzer.specs import ModelSpec, TrainingJob
@@ -21,6 +21,13 @@ _PARTS: Final[dict[AdapterTarget, tuple[str, ...]]] = {
     "linear_fc1": ("linear_fc1_up", "linear_fc1_gate"),
 }
 """Parts of layers with adapters of their own in canonical LoRA, as Megatron-Bridge names them."""
+_COPIES: Final[dict[str, TrainedCopy]] = {
+    "word_embeddings": "word_embeddings",
+    "embedding": "word_embeddings",
+    "all-embedding": "word_embeddings",
+    "output_layer": "output_layer",
+}
+"""Names of `--modules_to_save` of ms-swift."""
 _OF_DORA: Final = frozenset(DEFAULT_TARGETS)
 """Layers whose adapters with a magnitude are modelled."""
 
@@ -52,6 +59,7 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
             per_expert=adapter.share_expert_adapters is False and job.model.moe is not None,
             layers=adapter.layers,
             dropout=adapter.dropout > 0,
+            trained_copies=_trained_copies(adapter),
         ),
         "",
     )
@@ -100,8 +108,7 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
         yield f"as {adapter.kind.replace('_', ' ')}" if adapter.kind != "other" else "other than as LoRA"
     if adapter.kind == "dora":
         yield from _not_modelled_with_magnitudes(adapter, targets)
-    if adapter.also_trained:
-        yield f"with other trained modules ({', '.join(adapter.also_trained)})"
+    yield from _not_modelled_with_copies(adapter, job)
     if adapter.excluded:
         yield "with excluded modules"
     if not targets:
@@ -134,6 +141,29 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     if offloaded := _offloads(job):
         yield f"with activations of {offloaded} in host memory"
     yield from (reason for reason, applies in reasons.items() if applies)
+
+
+def _trained_copies(adapter: Adapter) -> tuple[TrainedCopy, ...]:
+    return tuple(dict.fromkeys(_COPIES[each] for each in adapter.also_trained))
+
+
+def _not_modelled_with_copies(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
+    """Why trained modules beside adapters are not modelled. Other names than those of Megatron's modules match none in ms-swift."""
+    model, given = job.model, adapter.also_trained
+    pipelined = job.parallel.pipeline > 1
+    if not given:
+        return
+    others = [each for each in given if each not in _COPIES]
+    if others or adapter.layers != "transformer_engine":
+        yield f"with other trained modules ({', '.join(others or given)})"
+        return
+    reasons = {
+        "position embeddings": model.position_embedding == "learned_absolute",
+        "tied embeddings": model.tied_embeddings and (pipelined or "word_embeddings" not in _trained_copies(adapter)),
+        "MTP layers": model.mtp_num_layers > 0,
+        "another head": model.head_outputs is not None,
+    }
+    yield from (f"with trained {', '.join(given)} and {reason}" for reason, applies in reasons.items() if applies)
 
 
 def _is_local(job: TrainingJob) -> bool:

@@ -44,12 +44,14 @@ _BESIDE: Final = frozenset({ModuleKind.SHARED_EXPERTS})
 def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind, *, in_16_bit: Parts) -> Parts:
     """The modules of a chunk, with adapters in its layers and all other weights frozen. `in_16_bit`: the same without FP8.
 
-    The embedding is frozen, so that the input of the first layer needs no gradient unless the framework requests one.
+    If the embedding is frozen, the input of the first layer needs no gradient unless the framework requests one.
     """
     adapters = inputs.model.adapters
     assert adapters is not None, "the model has adapters"
     shapes = ExpertShapes(inputs)
-    starts = kind.pre_process and not adapters.request_input_gradient(checkpoints=inputs.recompute.granularity == "full")
+    trains_embedding = adapters.trains("word_embeddings")
+    requested = adapters.request_input_gradient(checkpoints=inputs.recompute.granularity == "full")
+    starts = kind.pre_process and not (trains_embedding or requested)
     first = starts
     found: list[Module | Stack] = []
     for part, plain in zip(parts, in_16_bit, strict=True):
@@ -67,6 +69,10 @@ def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind, *, in_16_
             found.append(part._replace(modules=tuple(runs)))
         elif part.kind in _OUTSIDE_LAYERS:
             found.append(part)
+        elif part.kind is ModuleKind.EMBEDDING and trains_embedding:
+            found.append(replace(part, children=tuple(_beside_original(each) for each in part.children)))
+        elif part.kind is ModuleKind.OUTPUT_LAYER and adapters.trains_output_weight(tied=inputs.model.tied_embeddings):
+            found.append(_beside_original(part))
         elif part.kind is ModuleKind.MTP:
             assert isinstance(plain, Module), "both have the same modules"
             found.append(_adapted(part, plain, shapes, adapters, first=False)[0])
@@ -75,6 +81,12 @@ def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind, *, in_16_
         else:
             found.append(frozen(part))
     return tuple(found)
+
+
+def _beside_original(module: Module) -> Module:
+    """A module that is trained as a copy of a frozen one, which stays on the GPU (`ModulesToSaveWrapper` of PEFT)."""
+    originals = (replace(each, name=f"original {each.name}", frozen=True, original=True) for each in module.parameters)
+    return replace(module, parameters=(*module.parameters, *originals))
 
 
 def _held(shapes: ExpertShapes) -> Module:

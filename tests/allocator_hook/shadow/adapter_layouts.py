@@ -8,6 +8,7 @@ _LLAMA: Final = (
     "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --group-query-attention "
     "--num-query-groups 4 --position-embedding-type rope --attention-dropout 0 --hidden-dropout 0"
 )
+_TIED: Final = _LLAMA.replace(" --untie-embeddings-and-output-weights", "")
 _EXPERTS: Final = (
     "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-grouped-gemm --expert-model-parallel-size 4 "
     "--moe-ffn-hidden-size 512"
@@ -175,11 +176,39 @@ ADAPTERS: Final = {
         "--num-virtual-stages-per-pipeline-rank 2 --info-lora 8:linear_proj",
         "engine, frozen experts, pp2": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 2 --pipeline-model-parallel-size 2 "
         "--info-lora 8:linear_qkv",
+        "engine, trained ends": f"{_LLAMA} --info-lora 8",
+        "engine, trained ends, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",
+        "engine, trained ends, tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 --info-lora 8",
+        "engine, trained ends, full recompute": f"{_LLAMA} --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1 --vocab-size 9999 --info-lora 8",
+        "engine, trained ends, experts": f"{_LLAMA} {_EXPERTS} --vocab-size 9999 --info-lora 8",
+        "engine, trained ends, one sample": f"{_LLAMA} --micro-batch-size 1 --vocab-size 9999 --info-lora 8",
+        "engine, trained ends, native loss": f"{_LLAMA} --cross-entropy-loss-fusion --vocab-size 9999 --info-lora 8",
+        "engine, trained embedding": f"{_LLAMA} --vocab-size 9999 --info-lora 8",
+        "engine, trained embedding, tied": f"{_TIED} --vocab-size 9999 --info-lora 8",
+        "engine, trained embedding, tied, tp2 sp": f"{_TIED} {_SP} --vocab-size 9999 --info-lora 8",
+        "engine, trained output layer, pp2": f"{_LLAMA} --vocab-size 9999 --pipeline-model-parallel-size 2 --info-lora 8",
         "engine, experts after dense layers": f"{_LLAMA} {_EXPERTS} --moe-layer-freq ([0]*2+[1]*2) --info-lora 8:linear_proj",
     }.items()
 }
 
-HELD_BY_GRAPH: Final = {name for name in ADAPTERS if "full recompute" in name or name.startswith("lora, engine")}
+_COPIES: Final = {
+    "trained ends": ("word_embeddings", "output_layer"),
+    "trained embedding": ("word_embeddings",),
+    "trained output layer": ("output_layer",),
+}
+"""Modules that are trained beside adapters, by a part of the name of a layout."""
+
+
+def _copies(name: str) -> tuple[str, ...]:
+    return next((copies for words, copies in _COPIES.items() if words in name), ())
+
+
+HELD_BY_GRAPH: Final = {
+    name
+    for name in ADAPTERS
+    if ("full recompute" in name or name.startswith("lora, engine")) and "word_embeddings" not in _copies(name)
+}
 """With several microbatches, the graph of a microbatch references the input of its first layer until the next forward, because this
 is a leaf that gets a gradient: it is recorded as a tensor that stays."""
 
@@ -187,7 +216,8 @@ is a leaf that gets a gradient: it is recorded as a tensor that stays."""
 def adapter_fields(name: str) -> dict[str, Any]:
     """Fields of `AdapterSpec` that no option sets: frameworks set them."""
     if name.startswith("lora, engine"):
-        return {"layers": "transformer_engine", "per_expert": True, "dropout": "dropout" in name}
+        made = {"layers": "transformer_engine", "per_expert": True, "dropout": "dropout" in name}
+        return {**made, "trained_copies": _copies(name)}
     method = name.split(", ")[1]
     if method in ("canonical", "dora"):
         return {"method": method, "dropout": "lora, canonical, dropout" in name}
