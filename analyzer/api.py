@@ -305,12 +305,12 @@ def report_of(launch: Launch) -> Report:
 
 
 def with_phases(report: Report) -> Report:
-    """The report with the memory of the phases of reinforcement learning."""
-    if report.job.tuning.objective != "reinforcement":
+    """The report with the memory of the phases of reinforcement learning and distillation."""
+    if report.job.tuning.objective not in ("reinforcement", "distillation"):
         return report
-    from analyzer.inference.phases.estimate import phases  # imported for such launches only
+    from analyzer.inference.phases.estimate import with_phases as estimated  # imported for such launches only
 
-    return replace(report, phases=phases(report))
+    return estimated(report)
 
 
 def with_time(report: Report, launch: Launch) -> Report:

@@ -18,7 +18,7 @@ from allocator_hook.packages import installed
 from allocator_hook.shadow.job_json import to_json
 from allocator_hook.shadow.request import Request
 from allocator_hook.sources import digests
-from allocator_hook.step.iterations import captures_every_microbatch, default_iterations
+from allocator_hook.step.iterations import default_iterations, needs_every_microbatch
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.files import is_private, private_folder, publish
@@ -86,7 +86,7 @@ def run(
 
 def enough_microbatches(job: TrainingJob) -> int:
     """Return the smallest number of microbatches that needs as much memory as all microbatches of the job."""
-    if captures_every_microbatch(job):
+    if needs_every_microbatch(job):
         return job.batch.microbatches
     return microbatches_to_peak(job, job.batch.microbatches)
 

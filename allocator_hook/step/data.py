@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from allocator_hook.step.families.bert import bert_forward
+from allocator_hook.step.families.distillation import Teacher, distillation_loss
 from allocator_hook.step.families.llava import llava_forward
 from allocator_hook.step.families.sample_head import loss_of_samples
 from allocator_hook.step.families.t5 import t5_forward
@@ -99,11 +100,16 @@ _FORWARDS: Final[dict[Family, Callable[[TrainingJob, Any], tuple[Any, Any]]]] = 
 
 
 class ForwardStep:
-    """`forward_step` of the training script, with the signature that Megatron's schedules call. `before(model)` runs first."""
+    """`forward_step` of the training script, with the signature that Megatron's schedules call. `before(model)` runs first.
 
-    def __init__(self, job: TrainingJob, before: Any) -> None:
+    `microbatches`: those of an iteration.
+    """
+
+    def __init__(self, job: TrainingJob, before: Any, *, microbatches: int = 1) -> None:
         self._job = job
         self._before = before
+        self._teacher = Teacher(job)
+        self._microbatches = microbatches
 
     def __call__(self, data_iterator: Any, model: Any, *_: Any, return_schedule_plan: bool = False) -> tuple[Any, Any]:
         from megatron.core.utils import get_attr_wrapped_model
@@ -122,9 +128,16 @@ class ForwardStep:
         run = gpt.build_schedule_plan if return_schedule_plan else model
         masked = known_to(gpt.forward, loss_mask=None)  # before 0.12 the mask is for the loss function only
         options = {name: batch[name] for name in ("labels", *masked)}
-        if self._job.model.head_outputs is not None:
+        distilled = gpt.post_process and self._job.model.distillation is not None
+        if self._job.model.head_outputs is not None or distilled:
             options["labels"] = None
+        teacher = None
+        if distilled:
+            width = self._job.model.padded_vocab_size // self._job.parallel.tensor
+            teacher = self._teacher.next_logits(self._microbatches, width=width, dtype=gpt.config.params_dtype)
         output = run(batch["tokens"], batch["position_ids"], batch["attention_mask"], **options)
         if self._job.model.head_outputs is not None:
             return output, loss_of_samples
+        if teacher is not None:
+            return output, partial(distillation_loss, self._job, teacher)
         return output, partial(loss_function, self._job, batch["loss_mask"])

@@ -37,6 +37,7 @@ def default_iterations(job: TrainingJob) -> int:
     return min(job.graphs.warmup_steps, EAGER) + 2
 
 
-def captures_every_microbatch(job: TrainingJob) -> bool:
-    """Whether memory grows with the number of microbatches: each one has buffers or graphs of its own."""
-    return full_iteration(job) or (job.graphs is not None and job.graphs.implementation == "local" and job.parallel.pipeline > 1)
+def needs_every_microbatch(job: TrainingJob) -> bool:
+    """Whether memory grows with the number of microbatches: each one has buffers, graphs or logits of a teacher of its own."""
+    graphs = job.graphs is not None and job.graphs.implementation == "local" and job.parallel.pipeline > 1
+    return full_iteration(job) or graphs or job.model.distillation is not None

@@ -20,7 +20,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "linear_attention sparse_attention output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
         "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters "
-        "frozen_parameters head_outputs".split()
+        "frozen_parameters head_outputs distillation".split()
     ),
     "VisionSpec": frozenset(
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
@@ -28,6 +28,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "AdapterSpec": frozenset("rank targets per_expert layers method dropout trained_copies".split()),
     "FreezeSpec": frozenset("prefixes pattern ratio trained_prefixes trained_pattern".split()),
+    "DistillationSpec": frozenset("divergence topk".split()),
     "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss".split()),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(

@@ -174,7 +174,7 @@ def _train_step(job: TrainingJob, trained: Trained, marks: Marks, microbatches: 
                 part._copy_main_params_to_param_buffer()
         function = partial(get_forward_backward_func(), data_iterator=[None] * len(chunks) if len(chunks) > 1 else None)
         losses = (function if graphs is None else graphs.forward_backward(function))(
-            forward_step_func=ForwardStep(job, marks.start_microbatch),
+            forward_step_func=ForwardStep(job, marks.start_microbatch, microbatches=microbatches),
             model=chunks if len(chunks) > 1 else chunks[0],
             num_microbatches=microbatches,
             seq_length=job.batch.seq_length,

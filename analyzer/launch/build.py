@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.checks import option_violations
 from analyzer.launch.checks.tolerated import warn_of_tolerated
 from analyzer.launch.coverage.ignored import ignored_options
@@ -33,7 +33,7 @@ from analyzer.launch.derive.reading import LARGEST_CHUNKS, LARGEST_LOCAL_EXPERTS
 from analyzer.launch.derive.recompute import recompute_spec
 from analyzer.launch.derive.smallest_world import smallest_world
 from analyzer.launch.derive.training_flags import training_flags
-from analyzer.launch.info_options import SAMPLE_LENGTH
+from analyzer.launch.info_options import MODEL, SAMPLE_LENGTH
 from analyzer.launch.software import check_software, container_of
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
@@ -161,13 +161,16 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     if tuning is ALL_PARAMETERS:
         return job
     from analyzer.launch.derive.adapters import adapter_spec  # imported for fine-tuning only
+    from analyzer.launch.derive.distillation import with_distillation, with_phase_models
     from analyzer.launch.derive.freezing import freeze_spec
     from analyzer.launch.derive.sample_head import with_head
 
+    tuning, not_known = with_phase_models(tuning, partial(_model_named, job=job, folder=launch.folder))
     job, outputs = with_head(tuning, job)
+    job, loss = with_distillation(tuning, job)
     adapters, reason = adapter_spec(tuning.adapter, job)
     frozen, counted = freeze_spec(tuning, job)
-    reasons = [each for each in (reason, counted, outputs) if each]
+    reasons = [each for each in (reason, counted, outputs, loss, not_known) if each]
     withheld = dict.fromkeys([*job.withheld, *reasons, *tuning.not_counted(pipeline=job.parallel.pipeline)])
     if adapters is not None:
         launch.assume(
@@ -186,9 +189,46 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
             if job.model.head_outputs
             else "The output is that of the final norm, divided by its length: there is no output layer."
         )
+    if job.model.distillation is not None:
+        launch.assume(
+            "The loss compares the logits of all tokens with those of the teacher: tokens of a prompt, which it leaves out, "
+            "need less memory. The teacher has computed the logits of all microbatches before the first forward."
+        )
     length = _sample_length(launch, job)
     model = replace(job.model, adapters=adapters, frozen_parameters=frozen, sample_length=length)
-    return replace(job, model=model, withheld=tuple(withheld))
+    return replace(job, model=model, tuning=tuning, withheld=tuple(withheld))
+
+
+def _model_named(name: str, *, job: TrainingJob, folder: Path) -> ModelSpec | None:
+    """Another model with the layout of the job; None if it is not known. Raises InputError if the layout cannot have it."""
+    from analyzer.launch.forks.swift import published_model  # imported for launches with another model only
+    from analyzer.launch.parse import parse
+
+    parallel = job.parallel
+    sizes = {
+        MODEL: published_model(name) or name,
+        "--info-megatron": job.megatron,
+        "--info-world-size": parallel.world_size,
+        "--tensor-model-parallel-size": parallel.tensor,
+        "--pipeline-model-parallel-size": parallel.pipeline,
+        "--context-parallel-size": parallel.context,
+        "--seq-length": job.batch.seq_length,
+        "--micro-batch-size": 1,
+        "--global-batch-size": parallel.data,
+    }
+    if job.model.moe is not None:
+        sizes |= {"--expert-model-parallel-size": parallel.expert, "--expert-tensor-parallel-size": parallel.expert_tensor}
+    flags = ["--sequence-parallel"] if parallel.sequence_parallel else []
+    words = [str(word) for pair in sizes.items() for word in pair]
+    try:
+        arguments, world, _ = parse([*words, *flags, f"--{job.precision.parameters}"], environ={}, folder=folder)
+        return build(arguments, world, environ={}, gpu=job.hardware, folder=folder).model
+    except UnsupportedError:
+        return None
+    except InputError as error:
+        if error.option == MODEL:
+            return None
+        raise InputError(name, f"cannot have this layout ({error.option}: {error.fault})", error.remedy) from None
 
 
 def _sample_length(launch: LaunchInput, job: TrainingJob) -> int | None:

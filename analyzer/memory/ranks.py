@@ -313,7 +313,8 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, iterations: _Itera
     first, later, graphs = run.first, run.later, run.graphs
     workspaces = sum(each.bytes for each in run.workspaces)
     kept = iterations.kept - (0 if graphs is None else graphs.static_input_gradients)
-    allocated = states.steady + workspaces + states.gradient_copies + states.gathered + kept
+    staying = sum(each.bytes for each in run.workspaces if not each.freed)
+    allocated = states.steady + staying + states.gradient_copies + states.gathered + kept
     peak = _highest(states, allocated=allocated, first=first, later=later)
     captured_later = 0 if graphs is None or graphs.from_start else sum(each.bytes for each in graphs.kept)
     pool = 0 if graphs is None else round_up(graphs.pool, SEGMENT)

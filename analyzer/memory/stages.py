@@ -101,7 +101,7 @@ def _analysed(job: TrainingJob, model: StageModel) -> _Shared:
     return _Shared(
         buffers=buffers,
         states=stage_states(job, model, buffers),
-        workspaces=workspaces(job, model.trees),
+        workspaces=workspaces(job, model.trees, stage=model.pipeline_rank),
         chunks=chunks,
         first_chunks=first_chunks,
         parameters=sum(every for every, _ in counts),

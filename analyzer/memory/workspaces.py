@@ -20,7 +20,9 @@ from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
-from analyzer.specs import TrainingJob
+from analyzer.passes.stages import stage_models
+from analyzer.specs import ModelSpec, TrainingJob
+from analyzer.specs.fine_tuning import ALL_PARAMETERS
 from analyzer.specs.release_changes import core_behavior, torch_behavior
 from analyzer.states.buffers.parameter_order import sum_of_parameters
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
@@ -59,6 +61,8 @@ class Workspace:
     """Only modules with a weight of this shape allocate them; empty if the shape does not matter."""
     each_block: bool = False
     """A block allocates one of those with this name."""
+    freed: bool = False
+    """It is made before each iteration, and freed by its forwards. It is counted in full throughout the iteration."""
 
 
 def capability(job: TrainingJob) -> tuple[int, int]:
@@ -89,11 +93,11 @@ def te_workspace_bytes(job: TrainingJob) -> int:
     return 32 * MIB + KIB if capability(job)[0] >= 9 else 4 * MIB
 
 
-def workspaces(job: TrainingJob, trees: Sequence[Module]) -> tuple[Workspace, ...]:
-    """All workspaces and caches of a rank with these model chunks."""
+def workspaces(job: TrainingJob, trees: Sequence[Module], *, stage: int | None = None) -> tuple[Workspace, ...]:
+    """All workspaces and caches of a rank with these model chunks. `stage`: its pipeline stage."""
     layers = sum(tree.derived(_latent_layers) for tree in trees)
     context = _context(job, shapes_of(job), [(tree, 1) for tree in trees], trees=trees, chunks=len(trees), latent_layers=layers)
-    return _listed(context)
+    return _listed(replace(context, stage=stage))
 
 
 def workspaces_of(job: TrainingJob, modules: Sequence[Module]) -> tuple[Workspace, ...]:
@@ -118,7 +122,8 @@ def _listed(context: _Context) -> tuple[Workspace, ...]:
         _gemm_workspaces(context),
         _global_buffer(context),
         _offloading_and_fsdp(context),
-        _reference_weights(context),
+        _weights_beside(context),
+        _teacher_logits(context),
         _dummy_weight_gradients(context),
         _fp8_copies(context),
         _rope_tables(context),
@@ -142,6 +147,8 @@ class _Context:
     chunks: int
     latent_layers: int
     """Number of layers with multi-latent attention."""
+    stage: int | None = None
+    """The pipeline stage of the rank; None if it is not known."""
 
     @property
     def te(self) -> bool:
@@ -313,16 +320,44 @@ def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:
         yield Workspace("double buffer of unsharded gradients", reduced, LINEAR, "backward")
 
 
-def _reference_weights(context: _Context) -> Iterator[Workspace]:
-    """Weights of reference models, each in an allocation of its own: they have no buffers, because nothing trains them.
+def _weights_beside(context: _Context) -> Iterator[Workspace]:
+    """Weights of other models, each in an allocation of its own: they have no buffers, because nothing trains them.
 
-    Source: `prepare_model` in swift/megatron/trainers/rlhf_mixin.py of ms-swift 4.6. Their forward runs before that of the trained
-    model and keeps no tensors, so that it needs no more.
+    Sources: `prepare_model` in swift/megatron/trainers/rlhf_mixin.py and `_load_teacher_model` in rollout_mixin.py of ms-swift 4.6.
+    Their forward runs before that of the trained model and keeps no tensors but logits, so that it needs no more.
     """
-    copies = context.job.tuning.reference_copies
-    if copies:
-        size = sum(times * module.derived(_weight_bytes) for module, times in context.modules)
-        yield Workspace("weights of the reference model", copies * size, FROM_START, "forward")
+    for phase in context.job.tuning.beside:
+        if phase.model is None:
+            size = sum(times * module.derived(_weight_bytes) for module, times in context.modules)
+        else:
+            size = other_weight_bytes(context.job, phase.model, stage=context.stage)
+        yield Workspace(f"weights of the {phase.name} model", size, FROM_START, "forward")
+
+
+def other_weight_bytes(job: TrainingJob, model: ModelSpec, *, stage: int | None) -> int:
+    """Bytes of the weights of another model with the layout of the training. `stage`: of the pipeline; None for the smallest."""
+    other = replace(job, model=model, tuning=ALL_PARAMETERS)
+    sizes = [sum(tree.derived(_weight_bytes) for tree in each.trees) for each in stage_models(other)]
+    return min(sizes) if stage is None else sizes[stage]
+
+
+def _teacher_logits(context: _Context) -> Iterator[Workspace]:
+    """The logits that a teacher has computed for all microbatches. Each forward of the last stage frees those of its microbatch.
+
+    Source: `_build_rollout_buffer` and `forward_step` in swift/megatron/trainers/gkd_trainer.py of ms-swift 4.6.
+    """
+    job, shapes, spec = context.job, context.shapes, context.job.model.distillation
+    if spec is None or ModuleKind.LOSS not in context.kinds:
+        return
+    tokens = shapes.s * shapes.b
+    if spec.topk is None:
+        size = round_up(dtype_bytes(shapes.dtype, tokens * (job.model.padded_vocab_size // shapes.t)), BLOCK)
+    else:
+        kept = tokens * spec.topk
+        dtype = "fp32" if spec.from_server else shapes.dtype
+        size = round_up(dtype_bytes(dtype, kept), BLOCK) + round_up(dtype_bytes("int64", kept), BLOCK)
+    microbatches = job.batch.microbatches * spec.iterations
+    yield Workspace("logits of the teacher for all microbatches", microbatches * size, FROM_START, "forward", freed=True)
 
 
 def _weight_bytes(tree: Module) -> int:

@@ -19,6 +19,7 @@ from analyzer.specs.rules import check_job
 
 REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
 _LONGEST: Final = "each sample is counted with the longest length, with which it would not fit; shorter samples need less"
+_ALL_RESPONSES: Final = "all tokens are counted as those of responses, with which it would not fit; fewer tokens need less"
 FULL_LISTS_UP_TO: Final = 4096
 """World size up to which all groups are listed; beyond it each list has about this many ranks."""
 
@@ -41,7 +42,8 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
         unknown = (*unknown, sentence)
     outcome = verdict(ranks, job.hardware, note=note, withheld=job.withheld)
     if outcome.fits is False and job.tuning.longest_counted:
-        outcome = verdict(ranks, job.hardware, note=note, withheld=(_LONGEST,))
+        reason = _LONGEST if job.model.distillation is None else _ALL_RESPONSES
+        outcome = verdict(ranks, job.hardware, note=note, withheld=(reason,))
     listed, truncated = _groups(job)
     unsharded = full_model(job)
     counts = parameter_counts(job.model, unsharded)

@@ -6,6 +6,7 @@ Megatron's arguments and config fields if these exist.
 """
 
 from analyzer.specs.adapters import AdapterSpec
+from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.fine_tuning import Adapter, FineTuning
 from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.hardware import HardwareSpec
@@ -55,6 +56,7 @@ __all__ = [
     "BlockSpec",
     "Branch",
     "CrossEntropy",
+    "DistillationSpec",
     "DynamicEngineSpec",
     "Family",
     "FineTuning",

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from analyzer.specs.adapters import AdapterLayers
+from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.freezing import FreezeSpec
+from analyzer.specs.model import ModelSpec
 
 AdapterKind = Literal["lora", "canonical_lora", "dora", "vlm_lora", "other"]
 Objective = Literal["language model", "preference", "reward", "distillation", "reinforcement", "classification"]
@@ -94,6 +96,10 @@ class Phase:
     """Of another model. own: in memory of the GPU, throughout. shared: those of the trained model, without its adapters. host: in
     host memory, except in this phase. swapped: in host memory, and in this phase in the place of those of the trained model. None
     if they are not counted."""
+    model_name: str = ""
+    """The other model, as the launch names it, if it has other sizes than the trained one."""
+    model: ModelSpec | None = None
+    """Its sizes, with the layout of the training; None for those of the trained model."""
     on_host: frozenset[StatePart] = frozenset()
     """States of the training that are not on the GPU during this phase."""
     work: ForwardPass | Engine | None = None
@@ -124,15 +130,17 @@ class FineTuning:
     """Whether several samples are packed into a sequence, which attend to themselves only."""
     sample_length: int | None = None
     """Tokens of each of them; None if the launch does not tell."""
+    distillation: DistillationSpec | None = None
+    """The loss of a student."""
     head_outputs: int | None = None
     """Outputs of a linear head in place of the output layer; 0 for normalized hidden states. None for logits of the vocabulary."""
     longest_counted: bool = False
     """Whether each sample is counted with the longest length, and shorter ones need less memory: no packing, no padding to it."""
 
     @property
-    def reference_copies(self) -> int:
-        """Other models with the sizes of the trained one, whose weights are on the GPU beside it during the update."""
-        return sum(phase.name == "reference" and phase.on_same_gpus and phase.weights == "own" for phase in self.phases)
+    def beside(self) -> tuple[Phase, ...]:
+        """The phases with another model whose weights are on the GPU beside the trained one during the update."""
+        return tuple(each for each in self.phases if each.on_same_gpus and each.weights == "own")
 
     def not_counted(self, *, pipeline: int) -> Iterator[str]:
         """Why there is no verdict: fragments of a sentence, one for each part that is not modelled beside adapters.
@@ -149,13 +157,20 @@ class FineTuning:
             listed = missing[0] if len(missing) == 1 else f"{', the '.join(missing[:-1])} and the {missing[-1]}"
             counted = "only the update and the phases below are" if estimated else "only the update is"
             yield f"{counted} counted{method}, not the {listed}"
-        elif self.objective == "preference" and self.reference_copies:
+        elif self.objective == "preference" and self.beside:
             if pipeline > 1:
                 yield f"the messages of the reference model between pipeline stages are not counted{method}"
-        elif self.objective not in ("language model", "reinforcement", "preference") and self.head_outputs is None:
+        elif self._has_own_loss:
             yield f"the loss of {self.method or self.objective} is counted as that of a language model"
-        if self.objective == "reinforcement" and estimated and not missing:
+        rollout = any(each.name == "rollout" and each.on_same_gpus for each in self.phases)
+        if (self.objective == "reinforcement" or rollout) and estimated and not missing:
             yield f"the phases beside the update{method} are estimates, listed below"
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether the loss is another one than those that are modelled."""
+        modelled = self.head_outputs is not None or self.distillation is not None
+        return not modelled and self.objective not in ("language model", "reinforcement", "preference")
 
 
 ALL_STATES: Final[frozenset[StatePart]] = frozenset({"parameters", "gradients", "optimizer"})

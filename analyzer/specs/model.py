@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from analyzer.specs.adapters import AdapterSpec
+from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.moe import MoeSpec
 
@@ -327,6 +328,8 @@ class ModelSpec:
     """Adapters, which are trained in place of all other weights."""
     sample_length: int | None = None
     """Tokens of each of the samples that are packed into a sequence, and attend to themselves only; None for one sample."""
+    distillation: DistillationSpec | None = None
+    """The loss compares the logits with those of a teacher; None for a loss of the labels."""
     head_outputs: int | None = None
     """Outputs of a linear layer in place of the output layer, such as 1 for a reward; 0 for a model that returns its normalized
     hidden states. None for logits of the vocabulary and their cross entropy."""

@@ -109,7 +109,7 @@ def test_samples_of_dpo_are_two_sequences(folder: Path) -> None:
     found = job(folder, "dpo.yaml", *words)
     assert batch(found) == (2, 1024, 4096)
     assert "log-probabilities of NeMo-RL's loss" in found.withheld[0]
-    assert found.tuning.reference_copies == 0
+    assert found.tuning.beside == ()
 
 
 def test_adapters_are_read_and_unknown_keys_get_no_verdict(folder: Path) -> None:

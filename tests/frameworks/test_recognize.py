@@ -144,7 +144,7 @@ def test_a_reference_model_has_the_weights_of_the_trained_one(tmp_path: Path) ->
     parts = {part.name: part.bytes for part in highest_rank(dpo).memory.runtime_parts}
     assert parts["weights of the reference model"] == pytest.approx(2 * 8_190_735_360, abs=512 * 1000)
     lora = job(tmp_path, *words, "kto", "--tuner_type", "lora", "--info-world-size", "8")
-    assert lora.tuning.reference_copies == 0
+    assert lora.tuning.beside == ()
     assert lora.withheld == ()
 
 

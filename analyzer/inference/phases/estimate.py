@@ -8,15 +8,28 @@ frameworks empty the caching allocator between phases.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from analyzer.inference.phases.forward import forward_bytes
 from analyzer.memory.device_overhead import outside_allocator_bytes
 from analyzer.memory.verdict import highest
-from analyzer.results import PhaseMemory, RankMemory, Report
+from analyzer.memory.workspaces import other_weight_bytes
+from analyzer.results import PhaseMemory, RankClass, RankMemory, Report
+from analyzer.specs import TrainingJob
 from analyzer.specs.fine_tuning import Engine, ForwardPass, Phase
 from analyzer.units import DTYPE_BYTES
 
 UPDATE = "update"
+
+
+def with_phases(report: Report) -> Report:
+    """The report with its phases. It has no verdict if a phase, which is an estimate, needs more than the update."""
+    found, outcome = phases(report), report.verdict
+    higher = [each.name for each in found[1:] if each.device_bytes > found[0].device_bytes]
+    if higher and not outcome.withheld:
+        reason = f"the {higher[0]} phase, which is an estimate, needs more than the update"
+        outcome = replace(outcome, fits=None, state=None, headroom_bytes=None, margin_bytes=None, withheld=reason)
+    return replace(report, phases=found, verdict=outcome)
 
 
 def phases(report: Report) -> tuple[PhaseMemory, ...]:
@@ -45,7 +58,7 @@ def _update(report: Report, listed: list[Phase]) -> PhaseMemory:
         states_bytes=states,
         forward_bytes=memory.peak_allocated_bytes - states,
         engine_bytes=engine,
-        host_bytes=_other_weights_on_host(report, memory),
+        host_bytes=_other_weights_on_host(report, rank),
     )
 
 
@@ -60,11 +73,13 @@ def _phase(report: Report, phase: Phase) -> Iterator[PhaseMemory]:
         width = DTYPE_BYTES[job.precision.parameters]
         weights = int(report.parameters * width) // work.tensor
         engine = int(work.gpu_share * capacity) if phase.name == "rollout" else weights + work.buffer_bytes
-    passes = forward_bytes(job, work) if isinstance(work, ForwardPass) else (0,) * job.parallel.pipeline
+    passes = (0,) * job.parallel.pipeline
+    if isinstance(work, ForwardPass):
+        passes = forward_bytes(job if phase.model is None else replace(job, model=phase.model), work)
     found = []
     for rank in report.ranks:
         memory = rank.memory
-        other = memory.parameters_bytes if phase.name == "reference" and phase.weights == "host" else 0
+        other = _other_weights(job, phase, rank) if phase.weights == "host" else 0
         states = memory.runtime_bytes + _states(phase, memory) + other
         forward = passes[rank.pipeline_rank]
         found.append(
@@ -75,7 +90,7 @@ def _phase(report: Report, phase: Phase) -> Iterator[PhaseMemory]:
                 states_bytes=states,
                 forward_bytes=forward,
                 engine_bytes=engine,
-                host_bytes=_on_host(phase, memory) + _other_weights_on_host(report, memory) - other,
+                host_bytes=_on_host(phase, memory) + _other_weights_on_host(report, rank) - other,
             )
         )
     yield max(found, key=lambda each: (each.device_bytes, -each.rank))
@@ -93,7 +108,14 @@ def _on_host(phase: Phase, memory: RankMemory) -> int:
     return parameters + (memory.optimizer_bytes if "optimizer" in phase.on_host else 0)
 
 
-def _other_weights_on_host(report: Report, memory: RankMemory) -> int:
-    """Bytes of the weights of a reference model that stay in host memory."""
-    kept = any(each.weights in ("host", "swapped") for each in report.job.tuning.phases if each.on_same_gpus)
-    return memory.parameters_bytes if kept else 0
+def _other_weights(job: TrainingJob, phase: Phase, rank: RankClass) -> int:
+    """Bytes of the weights of another model."""
+    if phase.model is None:
+        return rank.memory.parameters_bytes
+    return other_weight_bytes(job, phase.model, stage=rank.pipeline_rank)
+
+
+def _other_weights_on_host(report: Report, rank: RankClass) -> int:
+    """Bytes of the weights of other models that stay in host memory; those of the reference model are there once."""
+    there = {each.name: each for each in report.job.tuning.phases if each.on_same_gpus and each.weights in ("host", "swapped")}
+    return sum(_other_weights(report.job, each, rank) for each in there.values())

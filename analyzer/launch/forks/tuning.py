@@ -6,9 +6,10 @@ Sources: swift/megatron/arguments/megatron_args.py and rlhf_args.py of ms-swift 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Literal
 
 from analyzer.launch.forks.launch_options import LaunchOptions
+from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.fine_tuning import (
     ALL_PARAMETERS,
     ALL_STATES,
@@ -72,9 +73,11 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
     if kind in _REFERENCED:  # `null_ref_context`: with adapters the model without them
         phases = (Phase(name="reference", weights="own" if adapter is None else "shared"),)
     elif objective == "distillation":
-        phases = (Phase(name="teacher"),)
+        phases = (_teacher(launch, adapters=adapter is not None), *_phases_of_students(launch))
     elif objective == "reinforcement":
         phases = tuple(_phases_of_swift(launch, adapters=adapter is not None))
+        if launch.has("--teacher_model"):
+            phases = (*phases, _teacher(launch, adapters=adapter is not None))
     flags = _FROZEN if adapter is None else ()
     frozen = tuple(flag for flag in flags if launch.has(flag) and (launch.word(flag) or "").lower() not in _FALSE)
     freezing = _freezing(launch) if frozen else None
@@ -85,10 +88,11 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
         frozen=frozen,
         freezing=freezing,
         phases=phases,
+        distillation=_distillation(launch) if objective == "distillation" else None,
         head_outputs=outputs,
         sequences_per_sample=2 if kind in PAIRED else 1,
         packed=_true(launch, "--packing"),
-        longest_counted=launch.has("--max_length") and not _true(launch, "--packing"),
+        longest_counted=objective == "distillation" or (launch.has("--max_length") and not _true(launch, "--packing")),
     )
 
 
@@ -99,6 +103,45 @@ def _head_outputs(launch: LaunchOptions, task: str) -> int | None:
     if task != "seq_cls":
         return None
     return 1 if launch.word("--rlhf_type") == "rm" else launch.integer("--num_labels", _LABELS)
+
+
+def _distillation(launch: LaunchOptions) -> DistillationSpec:
+    """The loss of GKD (`MegatronGKDTrainer`), and for how many iterations the teacher computes logits."""
+    beta = _number(launch.word("--beta"), 0.5)
+    samples = launch.integer("--global-batch-size", 16)
+    iterations = launch.integer("--steps_per_generation", max(launch.integer("--generation_batch_size", samples) // samples, 1))
+    return DistillationSpec(
+        divergence="forward" if beta == 0 else "reverse" if beta == 1 else "Jensen-Shannon",
+        topk=launch.maybe_integer("--gkd_logits_topk"),
+        iterations=iterations,
+        from_server=launch.has("--teacher_model_server"),
+        reads_labels=_number(launch.word("--sft_alpha"), 0.0) > 0,
+    )
+
+
+def _teacher(launch: LaunchOptions, *, adapters: bool) -> Phase:
+    """The teacher: another model, the one before the training, or without `--teacher_model` the trained model itself.
+
+    Its logits are in the dtype of the weights. Those that it keeps are counted beside the update. With GRPO they are in fp32, less
+    their maximum, and the exponentials. Sources: `_check_teacher`, swift/megatron/trainers/{rollout_mixin,gkd_trainer}.py.
+    """
+    if launch.has("--teacher_model_server"):
+        return Phase(name="teacher", on_same_gpus=False)
+    tokens = launch.integer("--micro-batch-size", 1) * launch.integer("--max_length", 4096)
+    kept = 0 if launch.maybe_integer("--gkd_logits_topk") is None else 2
+    work = ForwardPass(tokens=tokens, logit_bytes=kept if launch.word("--rlhf_type") == "gkd" else 12)
+    name = launch.word("--teacher_model") or ""
+    if not name or (adapters and name == launch.word("--model")):
+        return Phase(name="teacher", weights="shared", work=work)
+    weights: Literal["host", "own"] = "host" if _true(launch, "--offload_teacher_model") else "own"
+    return Phase(name="teacher", weights=weights, model_name=name, work=work)
+
+
+def _phases_of_students(launch: LaunchOptions) -> Iterator[Phase]:
+    """The rollout of a student that also learns from its own responses (`_init_rollout_engine`)."""
+    on_policy = _number(launch.word("--lmbda"), 0.5) != 0
+    if on_policy and (launch.word("--use_vllm") or "true").lower() not in _FALSE:
+        yield from _rollout_of_swift(launch)
 
 
 def _freezing(launch: LaunchOptions) -> FreezeSpec:
@@ -121,13 +164,18 @@ def _phases_of_swift(launch: LaunchOptions, *, adapters: bool) -> Iterator[Phase
 
     The reference model stays on the GPU; with adapters it is the model without them. Log-probabilities are those of a microbatch.
     """
-    same = (launch.word("--vllm_mode") or "colocate") == "colocate"
     length = launch.integer("--max_length", 0) + launch.integer("--max_completion_length", 512)
     tokens = launch.integer("--micro-batch-size", 1) * length
     work = ForwardPass(tokens=tokens, logit_bytes=12)  # fp32 logits, less their maximum, and the exponentials
     yield Phase(name="log-probabilities", work=work)
     if (launch.word("--beta") or "") not in ("0", "0.0"):
         yield Phase(name="reference", weights="shared" if adapters else "own", work=work)
+    yield from _rollout_of_swift(launch)
+
+
+def _rollout_of_swift(launch: LaunchOptions) -> Iterator[Phase]:
+    """The rollout with vLLM, and the refit."""
+    same = (launch.word("--vllm_mode") or "colocate") == "colocate"
     moved: set[StatePart] = {"parameters", "gradients"} if _true(launch, "--offload_model") else set()
     optimizer: set[StatePart] = {"optimizer"} if _true(launch, "--offload_optimizer") else set()
     engine = Engine(

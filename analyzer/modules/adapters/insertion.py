@@ -76,6 +76,8 @@ def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind, *, in_16_
         elif part.kind is ModuleKind.MTP:
             assert isinstance(plain, Module), "both have the same modules"
             found.append(_adapted(part, plain, shapes, adapters, first=False)[0])
+        elif part.kind is ModuleKind.OUTPUT_LAYER and inputs.model.distillation is not None:
+            found.append(_returned(frozen(part)))
         elif part.kind is ModuleKind.EMBEDDING:
             found += [frozen(part, input_gradient=False), *((_held(shapes),) if starts else ())]
         else:
@@ -87,6 +89,11 @@ def _beside_original(module: Module) -> Module:
     """A module that is trained as a copy of a frozen one, which stays on the GPU (`ModulesToSaveWrapper` of PEFT)."""
     originals = (replace(each, name=f"original {each.name}", frozen=True, original=True) for each in module.parameters)
     return replace(module, parameters=(*module.parameters, *originals))
+
+
+def _returned(module: Module) -> Module:
+    """A module of a model that returns before the loss is computed: what its forward references is freed then."""
+    return replace(module, forward_held=(), forward_workspace=(*module.forward_workspace, *module.forward_held))
 
 
 def _held(shapes: ExpertShapes) -> Module:

@@ -240,6 +240,10 @@ def _head(inputs: EndInputs, pre_process: bool, mtp_here: bool) -> tuple[Module,
         from analyzer.modules.models.sample_head import sample_head
 
         return sample_head(EndShapes(inputs))
+    if inputs.model.distillation is not None:
+        from analyzer.modules.models.distillation import distillation_head
+
+        return distillation_head(EndShapes(inputs), pre_process=pre_process)
     return head(EndShapes(inputs), pre_process=pre_process, mtp_here=mtp_here)
 
 

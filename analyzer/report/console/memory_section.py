@@ -119,7 +119,7 @@ def _rows(block: Sequence[_Column]) -> list[list[str]]:
 
 def _is_printed(field: str, block: Sequence[_Column]) -> bool:
     """Whether a size has a row: tensors kept between iterations only where there are some."""
-    return field != BETWEEN or any(_between_iterations(each.rank.memory) for each in block)
+    return field != BETWEEN or any(_between_iterations(each.rank.memory) > 0 for each in block)
 
 
 def _size(memory: RankMemory, field: str) -> str:

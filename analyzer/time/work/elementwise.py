@@ -11,6 +11,7 @@ from typing import Final
 
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module
+from analyzer.specs.distillation import DistillationSpec, Divergence
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import MemoryBound, Work
 
@@ -22,6 +23,13 @@ logits. `unfused`: a cast to fp32 (6), maximum (4), subtraction (8), exponential
 in backward a product (8) and a cast (6). Sources: core/tensor_parallel/cross_entropy.py and core/fusions/fused_cross_entropy.py
 (0.16.1).
 """
+_DIVERGENCE_BYTES: Final[dict[Divergence, tuple[int, int]]] = {
+    "forward": (70, 40),
+    "reverse": (82, 70),
+    "Jensen-Shannon": (178, 150),
+}
+"""The same for the operations of `gkd_loss` of ms-swift 4.6 with all logits of the teacher, without those of the size of all tokens
+that the backward of each chunk has."""
 _LOSS_LAUNCHES: Final = {"te": (8, 3), "native": (14, 6), "unfused": (24, 9)}
 """Kernels in forward and backward: those of the loss of each token, its mask and the mean."""
 
@@ -147,8 +155,29 @@ def word_embedding(module: Module, context: WorkContext) -> Work:
     )
 
 
+def divergence(context: WorkContext, spec: DistillationSpec) -> Work:
+    """Logits → divergence from the teacher: bytes that the operations of `gkd_loss` read and write.
+
+    The backward of a chunk writes a gradient of all tokens, which is then added to that of the others.
+    """
+    shapes, model = context.shapes, context.inputs.model
+    tokens = shapes.s * shapes.b
+    count = float(tokens * (model.padded_vocab_size // shapes.t))
+    if spec.topk is not None:  # conversion, selection and gather
+        backward = (MemoryBound("divergence gradient", 26 * count, launches=80),)
+        return Work((MemoryBound("divergence", 14 * count, launches=60),), backward)
+    chunks = -(-tokens // 512)
+    read, written = _DIVERGENCE_BYTES[spec.divergence]
+    return Work(
+        (MemoryBound("divergence", read * count, launches=20 * chunks),),
+        (MemoryBound("divergence gradient", (written + 16 * chunks) * count, launches=30 * chunks),),
+    )
+
+
 def cross_entropy(context: WorkContext) -> Work:
     """Logits → loss."""
+    if context.inputs.model.distillation is not None:
+        return divergence(context, context.inputs.model.distillation)
     shapes, model = context.shapes, context.inputs.model
     count = shapes.s * shapes.b * (model.padded_vocab_size // shapes.t)
     forward, backward = _LOSS_BYTES[model.cross_entropy]

@@ -18,8 +18,10 @@ from packaging.version import Version
 from allocator_hook.sources import MEGATRON, source_of
 from analyzer.errors import InputError
 from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.trace.compare import MODEL
 from tests.allocator_hook.shadow.adapter_layouts import ADAPTERS, HELD_BY_GRAPH, adapter_fields
 from tests.allocator_hook.shadow.conftest import Record
+from tests.allocator_hook.shadow.distillation_layouts import BATCHED, DISTILLATIONS, KNOWN_OF_STUDENTS, STUDENTS
 from tests.allocator_hook.shadow.encoder_layouts import BASES, ENCODERS
 from tests.allocator_hook.shadow.found_layouts import FOUND
 from tests.allocator_hook.shadow.frozen_layouts import FROZEN, FROZEN_PARAMETERS, HELD_BY_LEAF
@@ -138,6 +140,7 @@ GRID = {
     **VISION,
     **MULTIMODAL,
     **ADAPTERS,
+    **STUDENTS,
     **FROZEN,
     **HEADS,
     "gpt": "--bf16",
@@ -407,12 +410,13 @@ KNOWN: dict[str, tuple[int, str]] = {
         32 * 2**20,
         "one cuBLAS workspace of a gate is allocated before the peak, and by the formulas after it",
     ),
+    **KNOWN_OF_STUDENTS,
 }
 """Maximum difference of the peak of the first iteration in bytes, and its cause."""
 HELD_BY_PLAN = [name for name in FOUND if name.startswith("overlapped microbatches")]
 """Layouts whose first layer does not keep its input after its backward. The schedule plan references the output of the embedding
 until it is freed itself, between two microbatches, so that the trace does not list this output as saved."""
-SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTERS, *FROZEN, *HEADS], "0.16") | {
+SINCE = dict.fromkeys([*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTERS, *FROZEN, *HEADS, *STUDENTS], "0.16") | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
     "llama, attention on the host, pp2": "0.16",
@@ -583,8 +587,9 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         if job.model.adapters is not None:
             adapters = replace(job.model.adapters, **adapter_fields(name))
             job = replace(job, model=replace(job.model, adapters=adapters))
-        head = HEAD_OUTPUTS.get(name)
-        job = replace(job, model=replace(job.model, frozen_parameters=FROZEN_PARAMETERS.get(name), head_outputs=head))
+        head, student = HEAD_OUTPUTS.get(name), DISTILLATIONS.get(name)
+        model = replace(job.model, frozen_parameters=FROZEN_PARAMETERS.get(name), head_outputs=head, distillation=student)
+        job = replace(job, model=model)
         report = predict(job)
     except InputError as error:
         if Version("0.14") <= RELEASE < Version("0.17"):
@@ -600,12 +605,14 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         for row in each.comparison.modules:
             if row.module == "embedding" and name in {*HELD_BY_PLAN, *HELD_BY_GRAPH, *HELD_BY_LEAF}:
                 continue
+            if row.module == MODEL and name in STUDENTS:  # the loss function runs after the model
+                continue
             assert not [tensor for tensor in row.only_predicted if tensor.bytes > SCALARS], row
-            returned = name in HEADS and row.module == "(the model itself)"  # its output, which the loss function then frees
+            returned = name in HEADS and row.module == MODEL  # its output, which the loss function then frees
             assert returned or not [size for size in row.only_recorded if size > SCALARS], row
         assert each.comparison.collectives == ()
         assert each.comparison.kernels is not None
-        assert each.comparison.kernels.rows == ()
+        assert name in BATCHED or each.comparison.kernels.rows == ()
         assert each.comparison.kernels.error == 0
         for total in each.comparison.totals:
             known, _ = KNOWN.get(name, (0, "")) if total.name == "peak of the first iteration" else (0, "")

@@ -87,7 +87,7 @@ def test_a_refit_has_the_weights_of_both_and_a_bucket() -> None:
 def test_a_reference_model_is_on_the_gpu_or_on_the_host(offload: tuple[str, ...], copies: int, weights: int) -> None:
     """Its parameters are moved with those of the actor, unless ref.megatron.param_offload says otherwise."""
     found = report("actor_rollout_ref.actor.use_kl_loss=True", *offload)
-    assert found.job.tuning.reference_copies == copies
+    assert len(found.job.tuning.beside) == copies
     assert phases(found)["update"].host_bytes == pytest.approx(weights, abs=512 * 1000)
     reference = phases(found)["reference"]
     assert reference.forward_bytes == TOKENS * VOCABULARY * 6 + TOKENS * HIDDEN * 2

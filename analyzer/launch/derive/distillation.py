@@ -1,0 +1,70 @@
+"""Which losses of students are modelled, and the models of teachers and of other phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from analyzer.errors import InputError
+
+if TYPE_CHECKING:
+    from analyzer.specs import ModelSpec, TrainingJob
+    from analyzer.specs.fine_tuning import FineTuning, Phase
+
+
+def with_distillation(tuning: FineTuning, job: TrainingJob) -> tuple[TrainingJob, str]:
+    """The job with the loss of a student, and why it is counted as that of a language model instead.
+
+    Raises InputError for a teacher that ms-swift refuses.
+    """
+    spec = tuning.distillation
+    if spec is None:
+        return job, ""
+    own = next((each for each in tuning.phases if each.name == "teacher" and each.model_name), None)
+    if own is not None and job.parallel.virtual_pipeline is not None:
+        fault = "ms-swift refuses a local teacher with interleaved stages"
+        raise InputError("--teacher_model", fault, "leave out the virtual pipeline size, or use --teacher_model_server")
+    reason = next(_not_modelled(tuning, job), "")
+    if reason:
+        return job, f"the loss of {tuning.method} is counted as that of a language model {reason}"
+    return replace(job, model=replace(job.model, distillation=spec)), ""
+
+
+def _not_modelled(tuning: FineTuning, job: TrainingJob) -> Iterator[str]:
+    """Fragments of a sentence: in which launches the loss of a student is not modelled."""
+    model, spec = job.model, tuning.distillation
+    teacher = next((each.model for each in tuning.phases if each.name == "teacher" and each.model is not None), model)
+    reasons = {
+        "with a term of the labels": spec is not None and spec.reads_labels,
+        f"in a {model.family.upper()} model": model.family != "gpt",
+        "in hybrid models": model.hybrid is not None,
+        "with MTP layers": model.mtp_num_layers > 0,
+        "with frozen parameters": tuning.freezing is not None,
+        "in fp32": job.precision.parameters == "fp32",
+        "with another vocabulary of the teacher": teacher.padded_vocab_size != model.padded_vocab_size
+        and (spec is None or spec.topk is None),
+        "with FSDP": job.fsdp is not None,
+        "with CUDA graphs": job.graphs is not None,
+        "with overlapped microbatches": job.flags.overlap_moe_expert_parallel_comm,
+        "with a deferred gradient of the output layer": job.flags.defer_embedding_wgrad,
+        "in layers of Megatron itself": model.implementation != "transformer_engine",
+    }
+    yield from (reason for reason, applies in reasons.items() if applies)
+
+
+def with_phase_models(tuning: FineTuning, model_named: Callable[[str], ModelSpec | None]) -> tuple[FineTuning, str]:
+    """The phases with the sizes of their models, and which of them are not known. `model_named`: None for an unknown model."""
+    found: list[Phase] = []
+    unknown = ""
+    for phase in tuning.phases:
+        if not phase.model_name or not phase.on_same_gpus:
+            found.append(phase)
+            continue
+        model = model_named(phase.model_name)
+        if model is None:
+            unknown = f"the sizes of {phase.model_name} are not known, and its memory is not counted"
+            found.append(replace(phase, weights=None, work=None))
+        else:
+            found.append(replace(phase, model=model))
+    return replace(tuning, phases=tuple(found)), unknown

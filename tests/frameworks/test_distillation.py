@@ -1,0 +1,113 @@
+"""Distillation with a teacher of ms-swift, against figures worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzer.api import read_launch, report_of
+from analyzer.errors import InputError
+from analyzer.memory.ranks import highest_rank
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import total_bytes
+from analyzer.passes.stages import stage_models
+from tests.frameworks.files import job
+
+GKD = (
+    "megatron rlhf --rlhf_type gkd --model Qwen/Qwen3-8B --micro_batch_size 1 --global_batch_size 16 --max_length 2048 "
+    "--packing true --use_vllm false --info-world-size 8 --info-gpu H200-141GB"
+)
+FULL = "--recompute_granularity full --recompute_method uniform --recompute_num_layers 1".split()
+
+
+def test_a_teacher_has_its_weights_and_the_logits_of_all_microbatches(tmp_path: Path) -> None:
+    """Qwen3-32B has 32,762,123,264 parameters, and both models 151,936 tokens. Each rank has 2 of the 16 samples of an iteration.
+
+    At its peak the loss needs for each logit: fp32 logits, those of responses, and those by temperature (12 bytes), two copies of
+    the teacher's in bf16 (4), and in all chunks fp32 log-probabilities of the student, of both models, and of the mixture (16), the
+    probabilities of both (6), and their differences (4); in the last chunk of 512 tokens also a product and log-probabilities (6).
+    """
+    found = job(tmp_path, *GKD.split(), "--teacher_model", "Qwen/Qwen3-32B", *FULL)
+    assert found.withheld == ()
+    memory = highest_rank(found).memory
+    parts = {part.name: part.bytes for part in memory.runtime_parts}
+    assert parts["weights of the teacher model"] == pytest.approx(2 * 32_762_123_264, abs=512 * 1000)
+    assert parts["logits of the teacher for all microbatches"] == 2 * 2048 * 151936 * 2
+    saved = found.model.distillation
+    assert saved is not None
+    tree = stage_models(found)[0].trees[0]
+    loss = next(module for _, module in tree.walk() if module.kind is ModuleKind.LOSS)
+    assert total_bytes(loss.saved) == 26 * 2048 * 151936
+    assert total_bytes(loss.forward_workspace) == 16 * 2048 * 151936 + 6 * 512 * 151936
+
+
+def test_a_teacher_on_the_host_comes_to_the_gpu_in_its_phase(tmp_path: Path) -> None:
+    """`load_teacher_model_context` of swift/megatron/trainers/rollout_mixin.py."""
+    words = [*GKD.split(), "--teacher_model", "Qwen/Qwen3-32B", "--offload_teacher_model", "true", "--gkd_logits_topk", "64"]
+    found = report_of(read_launch(words, environ={}, folder=tmp_path))
+    update, teacher = found.phases
+    assert teacher.states_bytes - update.states_bytes == pytest.approx(2 * 32_762_123_264, abs=512 * 1000)
+    assert (teacher.host_bytes, update.host_bytes) == (0, teacher.states_bytes - update.states_bytes)
+    assert found.verdict.withheld == "the teacher phase, which is an estimate, needs more than the update"
+    parts = {part.name: part.bytes for part in highest_rank(found.job).memory.runtime_parts}
+    assert parts["logits of the teacher for all microbatches"] == 2 * 2048 * 64 * (2 + 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "weights"),
+    [
+        ("--teacher_model Qwen/Qwen3-8B --tuner_type lora", "shared"),
+        ("--teacher_model Qwen/Qwen3-8B", "own"),
+        ("", "shared"),
+        ("--teacher_model_server http://localhost:8000 --gkd_logits_topk 64", None),
+    ],
+)
+def test_a_teacher_may_be_the_trained_model(tmp_path: Path, words: str, weights: str | None) -> None:
+    """`_check_teacher` of swift/megatron/arguments/megatron_args.py: with LoRA the same model is that without its adapters."""
+    found = job(tmp_path, *GKD.split(), *words.split())
+    assert [each.weights for each in found.tuning.phases if each.name == "teacher"] == [weights]
+    assert found.withheld == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "divergence"),
+    [("--beta 0", "forward"), ("--beta 1", "reverse"), ("", "Jensen-Shannon"), ("--beta 0.9", "Jensen-Shannon")],
+)
+def test_beta_selects_the_divergence(tmp_path: Path, words: str, divergence: str) -> None:
+    """`jsd_loss` of swift/rlhf_trainers/gkd_loss.py. The default of `--beta` is 0.5 (`default_beta`)."""
+    found = job(tmp_path, *GKD.split(), *words.split(), "--steps_per_generation", "4").model.distillation
+    assert found is not None
+    assert (found.divergence, found.iterations) == (divergence, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--sft_alpha 0.1", "the loss of GKD is counted as that of a language model with a term of the labels"),
+        ("--teacher_model Qwen/Qwen2.5-7B", "the loss of GKD is counted as that of a language model with another vocabulary"),
+        ("--mtp_num_layers 1", "the loss of GKD is counted as that of a language model with MTP layers"),
+        ("--teacher_model nobody/Nothing-1B", "the sizes of nobody/Nothing-1B are not known"),
+    ],
+)
+def test_other_distillations_get_no_verdict(tmp_path: Path, words: str, reason: str) -> None:
+    assert any(each.startswith(reason) for each in job(tmp_path, *GKD.split(), *words.split()).withheld)
+
+
+def test_a_student_that_learns_from_its_own_responses_has_a_rollout(tmp_path: Path) -> None:
+    """`_init_rollout_engine` of swift/megatron/trainers/rollout_mixin.py: not with `--lmbda 0`. By default there is one."""
+    words = GKD.replace("--use_vllm false ", "").split()
+    found = job(tmp_path, *words)
+    assert [each.name for each in found.tuning.phases] == ["teacher", "rollout", "refit"]
+    assert found.withheld == ("the phases beside the update (GKD) are estimates, listed below",)
+    assert job(tmp_path, *words, "--lmbda", "0").withheld == ()
+
+
+def test_layouts_that_a_teacher_cannot_have_are_refused(tmp_path: Path) -> None:
+    """`_load_teacher_model` asserts that there are no virtual stages. Qwen3-32B has 64 layers and 8 query groups."""
+    words = "--teacher_model Qwen/Qwen3-32B --pipeline_model_parallel_size 2 --num_layers_per_virtual_pipeline_stage 9".split()
+    with pytest.raises(InputError, match="ms-swift refuses a local teacher with interleaved stages"):
+        job(tmp_path, *GKD.split(), *words)
+    words = GKD.replace("Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B").replace("--info-world-size 8", "--info-world-size 7").split()
+    with pytest.raises(InputError, match=r"Qwen/Qwen2.5-0.5B: cannot have this layout"):
+        job(tmp_path, *words, "--teacher_model", "Qwen/Qwen2.5-0.5B", "--pipeline_model_parallel_size", "7")
