@@ -129,14 +129,15 @@ class ForwardStep:
         masked = known_to(gpt.forward, loss_mask=None)  # before 0.12 the mask is for the loss function only
         options = {name: batch[name] for name in ("labels", *masked)}
         distilled = gpt.post_process and self._job.model.distillation is not None
-        if self._job.model.head_outputs is not None or distilled:
+        scores = self._job.model.head_outputs is not None or self._job.model.token_score
+        if scores or distilled:
             options["labels"] = None
         teacher = None
         if distilled:
             width = self._job.model.padded_vocab_size // self._job.parallel.tensor
             teacher = self._teacher.next_logits(self._microbatches, width=width, dtype=gpt.config.params_dtype)
         output = run(batch["tokens"], batch["position_ids"], batch["attention_mask"], **options)
-        if self._job.model.head_outputs is not None:
+        if scores:
             return output, loss_of_samples
         if teacher is not None:
             return output, partial(distillation_loss, self._job, teacher)

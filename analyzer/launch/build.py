@@ -189,6 +189,8 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
             if job.model.head_outputs
             else "The output is that of the final norm, divided by its length: there is no output layer."
         )
+    if job.model.token_score:
+        launch.assume("The loss reads the difference of the logits of two tokens, of which only those of the last tokens count.")
     if job.model.distillation is not None:
         launch.assume(
             "The loss compares the logits of all tokens with those of the teacher: tokens of a prompt, which it leaves out, "

@@ -241,6 +241,8 @@ class ModuleKind(Enum):
     """A linear layer with few outputs in place of the output layer."""
     NORMALIZED_OUTPUT = _without_gemms(Kernels.COPIES)
     """Hidden states that are divided by their length, in place of the output layer."""
+    TOKEN_SCORE = _without_gemms(Kernels.COPIES)
+    """The difference of the logits of two tokens, in place of the loss."""
     HEAD_PROJECTION = KindFacts(Kernels.HEAD_PROJECTION, Gemms.PYTORCH, Parallel.NONE)
     """The linear layer of BERT before its output layer."""
     POOLER = KindFacts(Kernels.FIRST_TOKENS, Gemms.PYTORCH, Parallel.NONE)

@@ -130,6 +130,8 @@ class FineTuning:
     """Whether several samples are packed into a sequence, which attend to themselves only."""
     sample_length: int | None = None
     """Tokens of each of them; None if the launch does not tell."""
+    token_score: bool = False
+    """The loss reads the logits of two tokens only."""
     distillation: DistillationSpec | None = None
     """The loss of a student."""
     head_outputs: int | None = None
@@ -169,7 +171,7 @@ class FineTuning:
     @property
     def _has_own_loss(self) -> bool:
         """Whether the loss is another one than those that are modelled."""
-        modelled = self.head_outputs is not None or self.distillation is not None
+        modelled = self.head_outputs is not None or self.token_score or self.distillation is not None
         return not modelled and self.objective not in ("language model", "reinforcement", "preference")
 
 

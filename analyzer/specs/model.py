@@ -328,6 +328,8 @@ class ModelSpec:
     """Adapters, which are trained in place of all other weights."""
     sample_length: int | None = None
     """Tokens of each of the samples that are packed into a sequence, and attend to themselves only; None for one sample."""
+    token_score: bool = False
+    """The output is the difference of the logits of two tokens, with which a generative reranker scores samples."""
     distillation: DistillationSpec | None = None
     """The loss compares the logits with those of a teacher; None for a loss of the labels."""
     head_outputs: int | None = None

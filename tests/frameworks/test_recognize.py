@@ -15,7 +15,9 @@ from analyzer.frameworks import yaml_files
 from analyzer.frameworks.prepare import framework_of, prepare
 from analyzer.frameworks.recognize import recognize
 from analyzer.memory.ranks import highest_rank
-from analyzer.passes.stages import full_model
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import total_bytes
+from analyzer.passes.stages import full_model, stage_models
 from analyzer.predict.formula import predict
 from analyzer.predict.parameter_counts import parameter_counts
 from analyzer.script.stand_ins.python_command import trains
@@ -167,6 +169,20 @@ def test_heads_of_few_outputs_replace_the_output_layer(tmp_path: Path, options: 
     check_supported(found)
     counted = parameter_counts(found.model, full_model(found)).unpadded
     assert counted == 6_946_075_648 + 151936 * 4096 * embeddings + 4096 * (outputs or 0)
+
+
+def test_a_generative_reranker_gathers_the_logits_and_has_a_gradient_of_all_for_each_of_two_tokens(tmp_path: Path) -> None:
+    """`GPTModel._postprocess` of mcore-bridge. Qwen3-8B has 151,936 tokens, padded to 152,064; 512 tokens of 2 samples; bf16."""
+    words = (
+        "megatron sft --task_type generative_reranker --model Qwen/Qwen3-8B --micro_batch_size 2 --max_length 512 --packing true"
+    )
+    found = job(tmp_path, *words.split(), "--tensor_model_parallel_size", "4", "--info-world-size", "8")
+    assert found.withheld == ()
+    check_supported(found)
+    score = next(module for _, module in stage_models(found)[0].trees[0].walk() if module.kind is ModuleKind.TOKEN_SCORE)
+    logits = 2 * 2 * 512 * found.model.padded_vocab_size
+    assert total_bytes(score.forward_workspace) == logits // 4 + 2 * logits
+    assert total_bytes(score.backward_workspace) == 2 * logits
 
 
 def test_messages_of_a_reference_model_get_no_verdict(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from analyzer.time.work.kernels import Gemm
 from analyzer.time.work.of_module import formula, work_of
 from tests.allocator_hook.shadow.adapter_layouts import adapter_fields
 from tests.allocator_hook.shadow.distillation_layouts import DISTILLATIONS
-from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS
+from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, TOKEN_SCORES
 from tests.allocator_hook.shadow.test_formulas_against_shadow import SINCE, words_of
 from tests.job_of import job_of
 
@@ -50,6 +50,7 @@ LAYOUTS = (
     "sparse attention",
     "head, reward, adapters",
     "head, embedding",
+    "head, reranker",
     "student, both",
 )
 """Together they have modules of every kind."""
@@ -70,6 +71,7 @@ def job_of_layout(name: str) -> TrainingJob:
     gpu, _ = hardware(options.gpu, None)
     job = build(arguments, world, environ={}, gpu=gpu, folder=Path("/nowhere"))
     job = replace(job, model=replace(job.model, head_outputs=HEAD_OUTPUTS.get(name), distillation=DISTILLATIONS.get(name)))
+    job = replace(job, model=replace(job.model, token_score=name in TOKEN_SCORES))
     if job.model.adapters is None:
         return job
     return replace(job, model=replace(job.model, adapters=replace(job.model.adapters, **adapter_fields(name))))

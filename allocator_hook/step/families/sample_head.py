@@ -15,6 +15,8 @@ from analyzer.specs import TrainingJob
 def replace_output_layer(job: TrainingJob, config: Any, model: Any) -> None:
     """Put the head of the job in place of the output layer of the last stage. Sequence-parallel ranks gather its output."""
     outputs = job.model.head_outputs
+    if job.model.token_score and model.post_process:
+        model.output_layer.forward = partial(_token_score, model.output_layer.forward)
     if outputs is None or not model.post_process:
         return
     model.output_layer = _linear(config, outputs) if outputs else _Normalized()
@@ -60,3 +62,12 @@ def _gathered(forward: Callable[..., tuple[torch.Tensor, None]], *args: Any, **o
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
     return gather_from_sequence_parallel_region(forward(*args, **options)[0], tensor_parallel_output_grad=False), None
+
+
+def _token_score(forward: Callable[..., tuple[torch.Tensor, None]], *args: Any, **options: Any) -> tuple[torch.Tensor, None]:
+    """The logit of "yes" minus that of "no" (`GPTModel._postprocess` of mcore-bridge)."""
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    logits, _ = forward(*args, **options)
+    logits = gather_from_tensor_model_parallel_region(logits)
+    return (logits[..., 1] - logits[..., 0])[..., None], None

@@ -16,11 +16,13 @@ def with_head(tuning: FineTuning, job: TrainingJob) -> tuple[TrainingJob, str]:
 
     The embedding is then the only module with its weight.
     """
-    if tuning.head_outputs is None:
+    if tuning.head_outputs is None and not tuning.token_score:
         return job, ""
     reason = next(_not_modelled(tuning, job), "")
     if reason:
         return job, f"the head of {tuning.method} is counted as that of a language model {reason}"
+    if tuning.token_score:
+        return replace(job, model=replace(job.model, token_score=True)), ""
     return replace(job, model=replace(job.model, head_outputs=tuning.head_outputs, tied_embeddings=False)), ""
 
 

@@ -90,6 +90,7 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
         phases=phases,
         distillation=_distillation(launch) if objective == "distillation" else None,
         head_outputs=outputs,
+        token_score=task == "generative_reranker" and not kind,
         sequences_per_sample=2 if kind in PAIRED else 1,
         packed=_true(launch, "--packing"),
         longest_counted=objective == "distillation" or (launch.has("--max_length") and not _true(launch, "--packing")),

@@ -28,7 +28,9 @@ _METHODS: Final[dict[AdapterMethod, type[AdaptedLayer]]] = {
     "canonical": CanonicalLayer,
     "dora": ScaledLayer,
 }
-_OUTSIDE_LAYERS: Final = frozenset({ModuleKind.BATCH, ModuleKind.LOSS, ModuleKind.SAMPLE_HEAD, ModuleKind.NORMALIZED_OUTPUT})
+_OUTSIDE_LAYERS: Final = frozenset(
+    {ModuleKind.BATCH, ModuleKind.LOSS, ModuleKind.SAMPLE_HEAD, ModuleKind.NORMALIZED_OUTPUT, ModuleKind.TOKEN_SCORE}
+)
 """Modules that are not frozen: ms-swift trains the head of classification and reward models beside adapters."""
 _OF_TOKENS: Final = ("embedding", "enorm")
 """Modules of an MTP depth that read nothing but the tokens and the embedding, which is frozen."""

@@ -240,6 +240,10 @@ def _head(inputs: EndInputs, pre_process: bool, mtp_here: bool) -> tuple[Module,
         from analyzer.modules.models.sample_head import sample_head
 
         return sample_head(EndShapes(inputs))
+    if inputs.model.token_score:
+        from analyzer.modules.models.sample_head import token_score_head
+
+        return token_score_head(EndShapes(inputs), pre_process=pre_process)
     if inputs.model.distillation is not None:
         from analyzer.modules.models.distillation import distillation_head
 

@@ -1,4 +1,4 @@
-"""The head of a model that scores or embeds samples, in place of output layer and cross entropy.
+"""The head of a model that scores or embeds samples, in place of output layer and cross entropy, or of the cross entropy alone.
 
 Source: `GPTModel.__init__`, `OutputLayerLinear` and `GPTModel._postprocess` of mcore-bridge 1.6.5 (model/gpt_model.py), and
 `get_last_tokens` of ms-swift 4.6. The loss reads the last token of each sample; its tensors are not counted.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from analyzer.modules.head import logits, output_layer
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.shapes import Shapes
+from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor, for_weight, total_bytes
 
 
@@ -66,3 +67,34 @@ def _gather(shapes: Shapes, width: int) -> tuple[Collective, ...]:
         return ()
     shape = (shapes.s, shapes.b, width)
     return (Collective(kind="all_gather", group="tp", shape=shape, dtype=shapes.dtype, phase="forward"),)
+
+
+def token_score_head(shapes: EndShapes, *, pre_process: bool) -> tuple[Module, ...]:
+    """Output layer, and the difference of the logits of two tokens. `pre_process`: the embedding is on the same stage.
+
+    Tensor-parallel ranks gather the logits of the vocabulary. The gradient of the logit of a token has the size of all logits.
+    """
+    tied = shapes.model.tied_embeddings
+    layer = output_layer(
+        shapes,
+        owns_weight=not (tied and pre_process),
+        shared=tied and shapes.split.pipelined,
+        embeds=tied and pre_process and not shapes.inputs.separate_graphs,
+    )
+    of_rank = logits(shapes, "logits", shapes.dtype)
+    shape = (shapes.s, shapes.b, shapes.model.padded_vocab_size)
+    whole = Tensor(name="gathered logits", shape=shape, dtype=shapes.dtype, formula="2·s·b·V")
+    exchanged = (whole, replace(whole, name="gathered logits in order")) if shapes.t > 1 else ()
+    gradients = tuple(replace(whole, name=f"gradient of the logits of the {each} token") for each in ("first", "second"))
+    score = Module(
+        name="token_score",
+        kind=ModuleKind.TOKEN_SCORE,
+        function=True,
+        forward_workspace=(of_rank, *exchanged),
+        backward_workspace=gradients,
+        collectives=(Collective(kind="all_gather", group="tp", shape=shape, dtype=shapes.dtype, phase="forward"),)
+        if exchanged
+        else (),
+        source="mcore_bridge.model.gpt_model.GPTModel._postprocess",
+    )
+    return (replace(layer, forward_held=(), forward_workspace=(of_rank,)), score)

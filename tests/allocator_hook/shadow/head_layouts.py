@@ -26,5 +26,20 @@ _OF: Final = {
     "embedding, tp2 sp, full recompute": (f"{_LLAMA} {_SP} {_FULL}", 0),
     "embedding, one sample": (f"{_LLAMA} --micro-batch-size 1", 0),
 }
-HEADS: Final = {f"head, {name}": f"--bf16 {words}" for name, (words, _) in _OF.items()}
+_SCORES: Final = {
+    "reranker": _LLAMA,
+    "reranker, one sample": f"{_LLAMA} --micro-batch-size 1",
+    "reranker, tied embeddings": _LLAMA.replace("--untie-embeddings-and-output-weights ", ""),
+    "reranker, tp2": f"{_LLAMA} --tensor-model-parallel-size 2",
+    "reranker, tp2 sp": f"{_LLAMA} {_SP}",
+    "reranker, tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2",
+    "reranker, full recompute, cp2": f"{_LLAMA} {_FULL} --context-parallel-size 2",
+    "reranker, adapters": f"{_LLAMA} {_FULL} --info-lora 64",
+    "reranker, adapters, tp2 sp": f"{_LLAMA} {_SP} {_FULL} --info-lora 64 --global-batch-size 8",
+    "reranker, experts": f"{_LLAMA} {_EXPERTS}",
+}
+TOKEN_SCORES: Final = {f"head, {name}" for name in _SCORES}
+HEADS: Final = {
+    f"head, {name}": f"--bf16 {words}" for name, words in [*((name, words) for name, (words, _) in _OF.items()), *_SCORES.items()]
+}
 HEAD_OUTPUTS: Final = {f"head, {name}": outputs for name, (_, outputs) in _OF.items()}
