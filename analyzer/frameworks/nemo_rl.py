@@ -20,7 +20,7 @@ from analyzer.frameworks.yaml_files import Files, Tree, get, included, merge, no
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
-from analyzer.specs.fine_tuning import Engine, FineTuning, ForwardPass, Phase, StatePart
+from analyzer.specs.fine_tuning import ALL_STATES, Engine, FineTuning, ForwardPass, Phase, StatePart
 from analyzer.units import natural, share_of
 
 _METHODS: Final = {
@@ -67,6 +67,16 @@ _OF_GRADIENTS: Final = frozenset(
 _UNPADDED: Final = ("--make-vocab-size-divisible-by", "1")
 """Bridge does not pad the vocabulary (`should_pad_vocab`)."""
 _MODEL_PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_LAYOUT: Final = {
+    "tensor_model_parallel_size": "--tensor-model-parallel-size",
+    "pipeline_model_parallel_size": "--pipeline-model-parallel-size",
+    "context_parallel_size": "--context-parallel-size",
+    "expert_model_parallel_size": "--expert-model-parallel-size",
+    "expert_tensor_parallel_size": "--expert-tensor-parallel-size",
+    "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
+}
+"""Options of the layout of another model, by its keys of megatron_cfg."""
 _UNMASKED: Final = "--no-create-attention-mask-in-dataloader"
 """Packed sequences have no attention mask (nemo_rl/models/megatron/data.py)."""
 
@@ -290,7 +300,7 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
             phases=reference,
             sequences_per_sample=2,
         )
-    phases = [*_phases(tree)] if method != "distillation" else [*_rollout(tree), Phase(name="teacher")]
+    phases = [*_phases(tree)] if method != "distillation" else [*_rollout(tree), _teacher(tree)]
     if method == "ppo":
         phases.append(Phase(name="critic"))
     return FineTuning(
@@ -299,6 +309,31 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
         adapter=adapter,
         frozen=frozen,
         phases=tuple(phases),
+    )
+
+
+def _teacher(tree: Tree) -> Phase:
+    """The teacher, which is on the GPU for its pass only. Then the student is on the host. Its largest logits are stored there too.
+
+    Sources: algorithms/distillation.py (`distillation_train`), models/policy/workers/megatron_policy_worker.py (`get_topk_logits`)
+    and distributed/model_utils.py (`distributed_vocab_topk`).
+    """
+    teacher, config = table(tree, "teacher"), table(tree, "teacher.megatron_cfg")
+    tokens, name = _logprob_tokens(teacher), teacher.get("model_name")
+    if not is_true(config.get("enabled", False)) or not tokens or not isinstance(name, str):
+        return Phase(name="teacher")
+    layout = [*_UNPADDED]
+    for key, option in _LAYOUT.items():
+        size = natural(str(config.get(key)))
+        layout += [option, str(size)] if size else []
+    in_chunks = is_true(config.get("defer_fp32_logits", False)) and bool(teacher.get("logprob_chunk_size"))
+    return Phase(
+        name="teacher",
+        weights="host",
+        model_name=name,
+        layout=(*layout, *_parallelism(config)),
+        on_host=ALL_STATES,
+        work=ForwardPass(tokens=tokens, logit_bytes=2 if in_chunks else 6),
     )
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from analyzer.launch.derive.model.shape import Shape
     from analyzer.launch.launchers.world import World
     from analyzer.launch.tokenizer.vocabulary import Vocabulary
+    from analyzer.specs.fine_tuning import Phase
     from analyzer.specs.model import BlockSpec
 
 
@@ -165,7 +166,7 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     from analyzer.launch.derive.freezing import freeze_spec
     from analyzer.launch.derive.sample_head import with_head
 
-    tuning, not_known = with_phase_models(tuning, partial(_model_named, job=job, folder=launch.folder))
+    tuning, not_known = with_phase_models(tuning, partial(_with_model, job=job, folder=launch.folder))
     job, outputs = with_head(tuning, job)
     job, loss = with_distillation(tuning, job)
     adapters, reason = adapter_spec(tuning.adapter, job)
@@ -201,36 +202,48 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     return replace(job, model=model, tuning=tuning, withheld=tuple(withheld))
 
 
-def _model_named(name: str, *, job: TrainingJob, folder: Path) -> ModelSpec | None:
-    """Another model with the layout of the job; None if it is not known. Raises InputError if the layout cannot have it."""
+def _with_model(phase: Phase, *, job: TrainingJob, folder: Path) -> Phase | None:
+    """The phase with the sizes of the model that it names; None if they are not known.
+
+    Raises InputError if its layout cannot have the model.
+    """
     from analyzer.launch.forks.swift import published_model  # imported for launches with another model only
     from analyzer.launch.parse import parse
 
-    parallel = job.parallel
+    parallel, name = job.parallel, phase.model_name
     sizes = {
         MODEL: published_model(name) or name,
         "--info-megatron": job.megatron,
         "--info-world-size": parallel.world_size,
-        "--tensor-model-parallel-size": parallel.tensor,
-        "--pipeline-model-parallel-size": parallel.pipeline,
-        "--context-parallel-size": parallel.context,
         "--seq-length": job.batch.seq_length,
         "--micro-batch-size": 1,
-        "--global-batch-size": parallel.data,
     }
-    if job.model.moe is not None:
-        sizes |= {"--expert-model-parallel-size": parallel.expert, "--expert-tensor-parallel-size": parallel.expert_tensor}
-    flags = ["--sequence-parallel"] if parallel.sequence_parallel else []
     words = [str(word) for pair in sizes.items() for word in pair]
+    words += [f"--{job.precision.parameters}", *(phase.layout or _layout_words(job))]
     try:
-        arguments, world, _ = parse([*words, *flags, f"--{job.precision.parameters}"], environ={}, folder=folder)
-        return build(arguments, world, environ={}, gpu=job.hardware, folder=folder).model
+        arguments, world, _ = parse(words, environ={}, folder=folder)
+        found = build(arguments, world, environ={}, gpu=job.hardware, folder=folder)
     except UnsupportedError:
         return None
     except InputError as error:
         if error.option == MODEL:
             return None
         raise InputError(name, f"cannot have this layout ({error.option}: {error.fault})", error.remedy) from None
+    return replace(phase, model=found.model, parallel=found.parallel if phase.layout else None)
+
+
+def _layout_words(job: TrainingJob) -> list[str]:
+    """The options of the layout of a job."""
+    parallel = job.parallel
+    sizes = {
+        "--tensor-model-parallel-size": parallel.tensor,
+        "--pipeline-model-parallel-size": parallel.pipeline,
+        "--context-parallel-size": parallel.context,
+    }
+    if job.model.moe is not None:
+        sizes |= {"--expert-model-parallel-size": parallel.expert, "--expert-tensor-parallel-size": parallel.expert_tensor}
+    words = [str(word) for pair in sizes.items() for word in pair]
+    return [*words, "--sequence-parallel"] if parallel.sequence_parallel else words
 
 
 def _sample_length(launch: LaunchInput, job: TrainingJob) -> int | None:

@@ -21,8 +21,8 @@ from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
 from analyzer.passes.stages import stage_models
-from analyzer.specs import ModelSpec, TrainingJob
-from analyzer.specs.fine_tuning import ALL_PARAMETERS
+from analyzer.specs import TrainingJob
+from analyzer.specs.fine_tuning import ALL_PARAMETERS, Phase
 from analyzer.specs.release_changes import core_behavior, torch_behavior
 from analyzer.states.buffers.parameter_order import sum_of_parameters
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
@@ -330,15 +330,26 @@ def _weights_beside(context: _Context) -> Iterator[Workspace]:
         if phase.model is None:
             size = sum(times * module.derived(_weight_bytes) for module, times in context.modules)
         else:
-            size = other_weight_bytes(context.job, phase.model, stage=context.stage)
+            size = other_weight_bytes(context.job, phase, stage=context.stage)
         yield Workspace(f"weights of the {phase.name} model", size, FROM_START, "forward")
 
 
-def other_weight_bytes(job: TrainingJob, model: ModelSpec, *, stage: int | None) -> int:
-    """Bytes of the weights of another model with the layout of the training. `stage`: of the pipeline; None for the smallest."""
-    other = replace(job, model=model, tuning=ALL_PARAMETERS)
-    sizes = [sum(tree.derived(_weight_bytes) for tree in each.trees) for each in stage_models(other)]
+def other_weight_bytes(job: TrainingJob, phase: Phase, *, stage: int | None) -> int:
+    """Bytes of the weights of the other model of a phase.
+
+    `stage`: of the pipeline of the training; None for the stage with the fewest. Of another layout it is the one with the most.
+    """
+    sizes = [sum(tree.derived(_weight_bytes) for tree in each.trees) for each in stage_models(job_of_phase(job, phase))]
+    if phase.parallel is not None:
+        return max(sizes)
     return min(sizes) if stage is None else sizes[stage]
+
+
+def job_of_phase(job: TrainingJob, phase: Phase) -> TrainingJob:
+    """The job with the model of a phase, if it has another one, and its layout."""
+    if phase.model is None:
+        return job
+    return replace(job, model=phase.model, parallel=phase.parallel or job.parallel, tuning=ALL_PARAMETERS)
 
 
 def _teacher_logits(context: _Context) -> Iterator[Workspace]:

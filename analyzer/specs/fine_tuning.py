@@ -14,6 +14,7 @@ from analyzer.specs.adapters import AdapterLayers
 from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.model import ModelSpec
+from analyzer.specs.parallel import ParallelSpec
 
 AdapterKind = Literal["lora", "canonical_lora", "dora", "vlm_lora", "other"]
 Objective = Literal["language model", "preference", "reward", "distillation", "reinforcement", "classification"]
@@ -98,8 +99,12 @@ class Phase:
     if they are not counted."""
     model_name: str = ""
     """The other model, as the launch names it, if it has other sizes than the trained one."""
+    layout: tuple[str, ...] = ()
+    """Options of Megatron-LM for its layout; none for that of the training."""
     model: ModelSpec | None = None
-    """Its sizes, with the layout of the training; None for those of the trained model."""
+    """Its sizes; None for those of the trained model."""
+    parallel: ParallelSpec | None = None
+    """Its layout; None for that of the training."""
     on_host: frozenset[StatePart] = frozenset()
     """States of the training that are not on the GPU during this phase."""
     work: ForwardPass | Engine | None = None

@@ -1,4 +1,4 @@
-"""Distillation with a teacher of ms-swift, against figures worked out by hand."""
+"""Distillation with a teacher, against figures worked out by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from analyzer.memory.ranks import highest_rank
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import total_bytes
 from analyzer.passes.stages import stage_models
-from tests.frameworks.files import job
+from tests.frameworks.files import job, write
 
 GKD = (
     "megatron rlhf --rlhf_type gkd --model Qwen/Qwen3-8B --micro_batch_size 1 --global_batch_size 16 --max_length 2048 "
@@ -111,3 +111,39 @@ def test_layouts_that_a_teacher_cannot_have_are_refused(tmp_path: Path) -> None:
     words = GKD.replace("Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B").replace("--info-world-size 8", "--info-world-size 7").split()
     with pytest.raises(InputError, match=r"Qwen/Qwen2.5-0.5B: cannot have this layout"):
         job(tmp_path, *words, "--teacher_model", "Qwen/Qwen2.5-0.5B", "--pipeline_model_parallel_size", "7")
+
+
+def test_a_teacher_of_nemo_rl_has_a_layout_of_its_own_and_comes_from_the_host(tmp_path: Path) -> None:
+    """`get_topk_logits` and `offload_after_refit` of megatron_policy_worker.py. Logits are in bf16, and then in fp32.
+
+    Qwen3-4B has 3,633,511,936 parameters in 36 layers and a final norm, and tied embeddings of 151,936 tokens. The last of two
+    stages has half of the layers, the norm, and a copy of the embedding, nearly all of it split over tensor-parallel ranks.
+    """
+    pytest.importorskip("omegaconf")
+    write(tmp_path, {"distillation.yaml": NEMO_RL})
+    words = ["examples/run_distillation.py", "--config", "distillation.yaml", "--info-gpu", "H100-80GB"]
+    found = report_of(read_launch(words, environ={}, folder=tmp_path))
+    teacher = {each.name: each for each in found.phases}["teacher"]
+    weights = teacher.states_bytes - found.ranks[0].memory.runtime_bytes
+    assert weights == pytest.approx((3_633_511_936 / 2 + 151936 * 2560) / 2 * 2, rel=1e-3)
+    assert teacher.forward_bytes == 4096 * 151936 // 2 * 6 + 4096 * 2560 * 2
+    assert found.verdict.withheld.startswith("the loss of distillation is counted as that of a language model")
+
+
+NEMO_RL = """
+distillation: {topk_logits_k: 64}
+policy: &policy
+  model_name: Qwen/Qwen3-1.7B
+  train_global_batch_size: 64
+  train_micro_batch_size: 1
+  logprob_batch_size: 2
+  max_total_sequence_length: 2048
+  precision: bfloat16
+  megatron_cfg: {enabled: true, tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1}
+  generation: {backend: vllm, vllm_cfg: {gpu_memory_utilization: 0.6}}
+teacher:
+  <<: *policy
+  model_name: Qwen/Qwen3-4B
+  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2, pipeline_model_parallel_size: 2}
+cluster: {gpus_per_node: 8, num_nodes: 1}
+"""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from analyzer.inference.phases.forward import forward_bytes
 from analyzer.memory.device_overhead import outside_allocator_bytes
 from analyzer.memory.verdict import highest
-from analyzer.memory.workspaces import other_weight_bytes
+from analyzer.memory.workspaces import job_of_phase, other_weight_bytes
 from analyzer.results import PhaseMemory, RankClass, RankMemory, Report
 from analyzer.specs import TrainingJob
 from analyzer.specs.fine_tuning import Engine, ForwardPass, Phase
@@ -75,13 +75,13 @@ def _phase(report: Report, phase: Phase) -> Iterator[PhaseMemory]:
         engine = int(work.gpu_share * capacity) if phase.name == "rollout" else weights + work.buffer_bytes
     passes = (0,) * job.parallel.pipeline
     if isinstance(work, ForwardPass):
-        passes = forward_bytes(job if phase.model is None else replace(job, model=phase.model), work)
+        passes = forward_bytes(job_of_phase(job, phase), work)
     found = []
     for rank in report.ranks:
         memory = rank.memory
         other = _other_weights(job, phase, rank) if phase.weights == "host" else 0
         states = memory.runtime_bytes + _states(phase, memory) + other
-        forward = passes[rank.pipeline_rank]
+        forward = passes[rank.pipeline_rank] if phase.parallel is None else max(passes)
         found.append(
             PhaseMemory(
                 name=phase.name,
@@ -112,7 +112,7 @@ def _other_weights(job: TrainingJob, phase: Phase, rank: RankClass) -> int:
     """Bytes of the weights of another model."""
     if phase.model is None:
         return rank.memory.parameters_bytes
-    return other_weight_bytes(job, phase.model, stage=rank.pipeline_rank)
+    return other_weight_bytes(job, phase, stage=rank.pipeline_rank)
 
 
 def _other_weights_on_host(report: Report, rank: RankClass) -> int:

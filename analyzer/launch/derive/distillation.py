@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from analyzer.errors import InputError
 
 if TYPE_CHECKING:
-    from analyzer.specs import ModelSpec, TrainingJob
+    from analyzer.specs import TrainingJob
     from analyzer.specs.fine_tuning import FineTuning, Phase
 
 
@@ -53,18 +53,14 @@ def _not_modelled(tuning: FineTuning, job: TrainingJob) -> Iterator[str]:
     yield from (reason for reason, applies in reasons.items() if applies)
 
 
-def with_phase_models(tuning: FineTuning, model_named: Callable[[str], ModelSpec | None]) -> tuple[FineTuning, str]:
-    """The phases with the sizes of their models, and which of them are not known. `model_named`: None for an unknown model."""
+def with_phase_models(tuning: FineTuning, with_model: Callable[[Phase], Phase | None]) -> tuple[FineTuning, str]:
+    """The phases with the sizes of the models that they name, and which are not known. `with_model`: None for one of these."""
     found: list[Phase] = []
     unknown = ""
     for phase in tuning.phases:
-        if not phase.model_name or not phase.on_same_gpus:
-            found.append(phase)
-            continue
-        model = model_named(phase.model_name)
-        if model is None:
+        made = with_model(phase) if phase.model_name and phase.on_same_gpus else phase
+        if made is None:
             unknown = f"the sizes of {phase.model_name} are not known, and its memory is not counted"
-            found.append(replace(phase, weights=None, work=None))
-        else:
-            found.append(replace(phase, model=model))
+            made = replace(phase, weights=None, work=None)
+        found.append(made)
     return replace(tuning, phases=tuple(found)), unknown
