@@ -39,6 +39,7 @@ _READ: Final = frozenset({
 _MODEL_PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _FIXED: Final = ("--make-vocab-size-divisible-by", "1", "--no-create-attention-mask-in-dataloader")
 """The vocabulary is that of the checkpoint, and masks have one value for each token."""
+_SAMPLES: Final = "training_args.per_device_train_batch_size"
 _MOST_GPUS: Final = 1_000_000
 _RANGE: Final = re.compile(r"list\(range\((?:(\d+)\s*,\s*)?(\d+)\)\)|(?:list\()?\[([\d\s,]*)\]\)?|\s*\+\s*")
 
@@ -201,7 +202,7 @@ def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> t
         length = sum(natural(str(tree.get(key))) or 0 for key in ("prompt_length", "response_length"))
     if not length:
         raise InputError("sequence_length", "is missing", "write sequence_length=4096, for example")
-    micro = _count(worker, "training_args.per_device_train_batch_size", role)
+    micro = _count(worker, _SAMPLES, role)
     micro *= 2 if _is_preference(tree) else 1
     steps = _count(worker, "training_args.gradient_accumulation_steps", role)
     tensor, pipeline, context = (natural(str(config.get(name))) or 1 for name in _MODEL_PARALLEL)
@@ -287,8 +288,46 @@ def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
             engine = Engine(gpu_share=share, tensor=tensor) if share is not None else None
             yield Phase(name="rollout", on_same_gpus=same, on_host=ALL_STATES, work=engine)
             yield Phase(name="refit", on_same_gpus=same, on_host=ALL_STATES - {"parameters"}, work=engine)
+        elif name == "teacher":
+            yield _teacher(tree, other, trained) if same else Phase(name="teacher", on_same_gpus=False)
         else:
             yield Phase(name=name, on_same_gpus=same)  # type: ignore[arg-type]
+
+
+def _teacher(tree: Tree, worker: Tree, trained: str) -> Phase:
+    """A teacher on the GPUs of the student. Unless states are offloaded, both stay there.
+
+    Its largest probabilities, which the student reads, are not counted. Sources: roll/pipeline/distill/distill_worker.py,
+    `is_offload_states` of roll/configs/base_config.py, and `op_compute_topk_probs_and_indices` of distributed/strategy/strategy.py:
+    fp32 logits, and these by two temperatures.
+    """
+    config = table(worker, "strategy_args.strategy_config")
+    name = get(worker, "model_args.model_name_or_path") or tree.get("teacher_pretrain")
+    length, samples = (natural(str(each)) for each in (tree.get("sequence_length"), _count(worker, _SAMPLES, "teacher")))
+    megatron = str(get(worker, "strategy_args.strategy_name")).startswith("megatron")
+    as_many = len(_devices(str(worker.get("device_mapping", trained)))) == len(_devices(trained))
+    if not (megatron and as_many and isinstance(name, str) and length and samples and natural(str(tree.get("logits_topk")))):
+        return Phase(name="teacher")
+    moved = is_true(tree.get("is_offload_states"))
+    return Phase(
+        name="teacher",
+        weights="host" if moved else "own",
+        model_name=name,
+        layout=tuple(_layout(config)),
+        on_host=ALL_STATES if moved else frozenset(),
+        work=ForwardPass(tokens=length * samples, logit_bytes=12),
+    )
+
+
+def _layout(config: Tree) -> Iterator[str]:
+    """The options of the layout of another worker."""
+    yield from _FIXED[:2]
+    for key in (*_MODEL_PARALLEL, "expert_model_parallel_size", "expert_tensor_parallel_size"):
+        size = natural(str(config.get(key)))
+        if size:
+            yield from (f"--{key.replace('_', '-')}", str(size))
+    if is_true(config.get("sequence_parallel")) and (natural(str(config.get("tensor_model_parallel_size"))) or 1) > 1:
+        yield "--sequence-parallel"
 
 
 def _infer_tokens(tree: Tree, worker: Tree) -> int | None:

@@ -130,6 +130,44 @@ def test_a_teacher_of_nemo_rl_has_a_layout_of_its_own_and_comes_from_the_host(tm
     assert found.verdict.withheld.startswith("the loss of distillation is counted as that of a language model")
 
 
+@pytest.mark.parametrize(("words", "stays"), [((), True), (("+is_offload_states=true",), False)])
+def test_a_teacher_of_roll_stays_on_the_gpu_unless_states_are_offloaded(
+    tmp_path: Path, words: tuple[str, ...], stays: bool
+) -> None:
+    """`state_offload_manger` of roll/utils/context_managers.py.
+
+    Qwen2.5-7B has 7,615,616,512 parameters, a hidden size of 3,584, and 152,064 tokens. The pass has 2 samples of 2,048 tokens.
+    """
+    pytest.importorskip("omegaconf")
+    write(tmp_path, {"distill.yaml": ROLL})
+    found = report_of(read_launch(["distill.yaml", *words, "--info-gpu", "H200-141GB"], environ={}, folder=tmp_path))
+    update, teacher = found.phases
+    weights = next((each.bytes for each in found.ranks[0].memory.runtime_parts if each.name == "weights of the teacher model"), 0)
+    assert weights == pytest.approx(2 * 7_615_616_512 if stays else 0, abs=512 * 1000)
+    assert update.host_bytes == pytest.approx(0 if stays else 2 * 7_615_616_512, abs=512 * 1000)
+    assert teacher.forward_bytes == 2 * 2048 * (152064 * 12 + 3584 * 2)
+    assert "the loss of distillation" in found.verdict.withheld
+
+
+ROLL = """
+student_pretrain: Qwen/Qwen2.5-1.5B
+teacher_pretrain: Qwen/Qwen2.5-7B
+logits_topk: 64
+sequence_length: 2048
+student:
+  model_args: {dtype: bf16}
+  training_args: {per_device_train_batch_size: 2, gradient_accumulation_steps: 4}
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, use_distributed_optimizer: true}
+  device_mapping: list(range(0,8))
+teacher:
+  training_args: {per_device_train_batch_size: 2}
+  strategy_args:
+    strategy_name: megatron_infer
+    strategy_config: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1}
+  device_mapping: list(range(0,8))
+"""
 NEMO_RL = """
 distillation: {topk_logits_k: 64}
 policy: &policy
