@@ -113,6 +113,20 @@ def test_layouts_that_a_teacher_cannot_have_are_refused(tmp_path: Path) -> None:
         job(tmp_path, *words, "--teacher_model", "Qwen/Qwen2.5-0.5B", "--pipeline_model_parallel_size", "7")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--teacher_model_server http://localhost:8000", "ms-swift refuses it without --gkd_logits_topk"),
+        ("--gkd_logits_topk 0", "0 is not a number from 1 to 151,936"),
+        ("--gkd_logits_topk 80000 --tensor_model_parallel_size 2", "80000 is not a number from 1 to 76,032"),
+    ],
+)
+def test_numbers_of_logits_that_cannot_be_compared_are_refused(tmp_path: Path, words: str, message: str) -> None:
+    """`__post_init__` of swift/megatron/arguments/megatron_args.py, and `vocab_parallel_topk`, which selects them on each rank."""
+    with pytest.raises(InputError, match=message):
+        job(tmp_path, *GKD.split(), *words.split())
+
+
 def test_a_teacher_of_nemo_rl_has_a_layout_of_its_own_and_comes_from_the_host(tmp_path: Path) -> None:
     """`get_topk_logits` and `offload_after_refit` of megatron_policy_worker.py. Logits are in bf16, and then in fp32.
 

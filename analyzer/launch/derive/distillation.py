@@ -10,6 +10,7 @@ from analyzer.errors import InputError
 
 if TYPE_CHECKING:
     from analyzer.specs import TrainingJob
+    from analyzer.specs.distillation import DistillationSpec
     from analyzer.specs.fine_tuning import FineTuning, Phase
 
 
@@ -21,14 +22,27 @@ def with_distillation(tuning: FineTuning, job: TrainingJob) -> tuple[TrainingJob
     spec = tuning.distillation
     if spec is None:
         return job, ""
-    own = next((each for each in tuning.phases if each.name == "teacher" and each.model_name), None)
-    if own is not None and job.parallel.virtual_pipeline is not None:
-        fault = "ms-swift refuses a local teacher with interleaved stages"
-        raise InputError("--teacher_model", fault, "leave out the virtual pipeline size, or use --teacher_model_server")
+    _refuse(tuning, spec, job)
     reason = next(_not_modelled(tuning, job), "")
     if reason:
         return job, f"the loss of {tuning.method} is counted as that of a language model {reason}"
     return replace(job, model=replace(job.model, distillation=spec)), ""
+
+
+def _refuse(tuning: FineTuning, spec: DistillationSpec, job: TrainingJob) -> None:
+    """Raises InputError for what ms-swift, or `torch.topk`, refuses."""
+    own = next((each for each in tuning.phases if each.name == "teacher" and each.model_name), None)
+    if own is not None and job.parallel.virtual_pipeline is not None:
+        fault = "ms-swift refuses a local teacher with interleaved stages"
+        raise InputError("--teacher_model", fault, "leave out the virtual pipeline size, or use --teacher_model_server")
+    if spec.from_server and spec.topk is None:
+        fault = "ms-swift refuses it without --gkd_logits_topk, because a server sends the largest logits only"
+        raise InputError("--teacher_model_server", fault, "add --gkd_logits_topk 64, for example")
+    most = job.model.padded_vocab_size // job.parallel.tensor
+    if spec.topk is not None and not 1 <= spec.topk <= most:
+        raise InputError(
+            "--gkd_logits_topk", f"{spec.topk} is not a number from 1 to {most:,}, the logits of a rank", "use 64, for example"
+        )
 
 
 def _not_modelled(tuning: FineTuning, job: TrainingJob) -> Iterator[str]:

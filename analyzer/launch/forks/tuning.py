@@ -109,12 +109,12 @@ def _head_outputs(launch: LaunchOptions, task: str) -> int | None:
 def _distillation(launch: LaunchOptions) -> DistillationSpec:
     """The loss of GKD (`MegatronGKDTrainer`), and for how many iterations the teacher computes logits."""
     beta = _number(launch.word("--beta"), 0.5)
-    samples = launch.integer("--global-batch-size", 16)
+    samples = max(launch.integer("--global-batch-size", 16), 1)
     iterations = launch.integer("--steps_per_generation", max(launch.integer("--generation_batch_size", samples) // samples, 1))
     return DistillationSpec(
         divergence="forward" if beta == 0 else "reverse" if beta == 1 else "Jensen-Shannon",
         topk=launch.maybe_integer("--gkd_logits_topk"),
-        iterations=iterations,
+        iterations=max(iterations, 1),
         from_server=launch.has("--teacher_model_server"),
         reads_labels=_number(launch.word("--sft_alpha"), 0.0) > 0,
     )
