@@ -469,4 +469,32 @@ FAULTS: Final = (
         "count //= 1",
         "tests/frameworks/test_roll.py::test_packed_microbatches_are_one_sequence",
     ),
+    Fault(
+        "log-probabilities of one model kept for the mixture",
+        "analyzer/modules/models/distillation.py",
+        'self.of_tokens("log-probabilities of both", 4, copies=2),',
+        'self.of_tokens("log-probabilities of both", 4, copies=1),',
+        "tests/frameworks/test_distillation.py::test_a_teacher_has_its_weights_and_the_logits_of_all_microbatches",
+    ),
+    Fault(
+        "logits of a teacher for one microbatch",
+        "analyzer/memory/workspaces.py",
+        "microbatches = job.batch.microbatches * spec.iterations",
+        "microbatches = spec.iterations",
+        "tests/frameworks/test_distillation.py::test_a_teacher_has_its_weights_and_the_logits_of_all_microbatches",
+    ),
+    Fault(
+        "no original of a module that is trained beside adapters",
+        "analyzer/modules/adapters/insertion.py",
+        "return replace(module, parameters=(*module.parameters, *originals))",
+        "return module",
+        "tests/launch/test_new_launches.py::test_trained_embeddings_beside_adapters_have_a_copy_gradients_and_optimizer_states",
+    ),
+    Fault(
+        "one gradient for both tokens of a reranker",
+        "analyzer/modules/models/sample_head.py",
+        'gradients = tuple(replace(whole, name=f"gradient of the logits of the {each} token") for each in ("first", "second"))',
+        'gradients = tuple(replace(whole, name=f"gradient of the logits of the {each} token") for each in ("first",))',
+        "tests/frameworks/test_recognize.py::test_a_generative_reranker_gathers_the_logits_and_has_a_gradient_of_all_for_each_of_two_tokens",
+    ),
 )
