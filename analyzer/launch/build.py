@@ -207,7 +207,7 @@ def _with_model(phase: Phase, *, job: TrainingJob, folder: Path) -> Phase | None
 
     Raises InputError if its layout cannot have the model.
     """
-    from analyzer.launch.forks.swift import published_model  # imported for launches with another model only
+    from analyzer.launch.model_config.published import published_model  # imported for launches with another model only
     from analyzer.launch.parse import parse
 
     parallel, name = job.parallel, phase.model_name
