@@ -241,6 +241,8 @@ def _optimizer(config: Tree, fields: Fields) -> Words:
     """The optimizer and its gradients."""
     found = fields.words(table(config, "optimizer"), ignored=_OF_OPTIMIZER, prefix="policy.megatron_cfg.optimizer.")
     gradients = table(config, "distributed_data_parallel_config")
+    if not is_true(gradients.get("overlap_grad_reduce", False)):  # one bucket; Megatron-LM's arguments refuse to gather it early
+        gradients = {key: value for key, value in gradients.items() if key != "overlap_param_gather"}
     found.add(fields.words(gradients, ignored=_OF_GRADIENTS, prefix="policy.megatron_cfg.distributed_data_parallel_config."))
     reduced = is_true(get(gradients, "grad_reduce_in_fp32", False))
     found.words.append("--accumulate-allreduce-grads-in-fp32" if reduced else "--grad-reduce-in-bf16")
@@ -286,7 +288,8 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
     """The method with its other models, adapters and frozen parts."""
     config = table(tree, "policy.megatron_cfg")
     adapter = bridge_adapter(table(config, "peft"), "policy.megatron_cfg.peft")
-    frozen = frozen_parts({**table(config, "freeze_config"), **config}, "policy.megatron_cfg")
+    settings = {key: value for key, value in config.items() if key != "freeze_config"}
+    frozen = frozen_parts({**table(config, "freeze_config"), **settings}, "policy.megatron_cfg")
     if method in ("sft", ""):
         return FineTuning(adapter=adapter, frozen=frozen)
     if method in ("dpo", "rm"):

@@ -53,6 +53,20 @@ cluster: {gpus_per_node: 8, num_nodes: 2}
 """
 
 
+def test_parameters_are_gathered_early_only_if_gradients_are_reduced_early(tmp_path: Path) -> None:
+    """NeMo-RL allows both settings, of which Megatron-LM's arguments refuse the first without the second."""
+    write(tmp_path, {"base.yaml": BASE.replace("overlap_grad_reduce: true", "overlap_grad_reduce: false")})
+    optimizer = job(tmp_path, "base.yaml").optimizer
+    assert not optimizer.overlap_grad_reduce
+    assert not optimizer.overlap_param_gather
+
+
+def test_a_freeze_config_is_no_frozen_part_itself(tmp_path: Path) -> None:
+    frozen = "freeze_config: {freeze_vision_model: true}"
+    write(tmp_path, {"base.yaml": BASE.replace("peft: {", f"{frozen}\n    peft: {{")})
+    assert job(tmp_path, "base.yaml").tuning.frozen == ("policy.megatron_cfg.freeze_vision_model",)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write(tmp_path, {"base.yaml": BASE, "recipes/llama.yaml": RECIPE})
