@@ -80,6 +80,7 @@ READ: Final[dict[str, frozenset[str]]] = {
             "method",
             "adapter",
             "freezing",
+            "vision",
             "packed",
             "head_outputs",
             "token_score",
@@ -87,6 +88,7 @@ READ: Final[dict[str, frozenset[str]]] = {
             "longest_counted",
         }
     ),
+    "VisionTraining": frozenset("holder frozen uncounted".split()),
     "Adapter": frozenset(
         "kind rank alpha targets dropout adapter_dtype base_dtype share_expert_adapters layers also_trained source".split()
     ),

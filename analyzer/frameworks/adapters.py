@@ -11,6 +11,8 @@ from typing import Any, Final
 from analyzer.errors import InputError
 from analyzer.frameworks.options import is_true
 from analyzer.specs.fine_tuning import Adapter, AdapterKind
+from analyzer.specs.model import FROZEN_PARTS
+from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import natural
 
 _KINDS: Final[dict[str, AdapterKind]] = {
@@ -63,6 +65,16 @@ def frozen_parts(config: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
         for key, value in config.items()
         if key.startswith("freeze_") and key.count("router") == 0 and is_true(value)
     )
+
+
+def bridge_vision(given: Mapping[str, Any], prefix: str) -> VisionTraining:
+    """The vision part of a model that Megatron-Bridge builds. `given`: settings such as freeze_vision_model."""
+    frozen = tuple(
+        (section, is_true(given[f"freeze_{section}"]), f"{prefix}freeze_{section}")
+        for section in FROZEN_PARTS
+        if f"freeze_{section}" in given
+    )
+    return VisionTraining(holder="Megatron-Bridge", frozen=frozen)
 
 
 def _names(value: object) -> tuple[str, ...]:

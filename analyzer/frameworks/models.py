@@ -25,7 +25,7 @@ class NamedModel:
 
 
 def named_model(setting: str, name: str, *, folder: Path) -> NamedModel:
-    """The model that `setting` names. Raises UnsupportedError for the name of a model that is neither published nor a GPT.
+    """The model that `setting` names. Raises UnsupportedError for the name of a model of another kind that is not published.
 
     A name that is neither a published model nor a folder is left to the reader of configurations, which refuses it.
     """
@@ -33,7 +33,7 @@ def named_model(setting: str, name: str, *, folder: Path) -> NamedModel:
         remedy = f"set the key or the variable that it refers to, or write {setting}=MODEL"
         raise InputError(setting, f"{name} refers to something that is not there", remedy)
     published = published_model(name)
-    if published is None:
+    if published is None and not (folder / name).is_dir():
         refuse_other_model(setting, name)
     found = published or name
     experts = _has_experts(found, folder)

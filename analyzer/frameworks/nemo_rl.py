@@ -7,11 +7,12 @@ names the file that it changes in `defaults`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.frameworks.adapters import bridge_adapter, frozen_parts
+from analyzer.frameworks.adapters import bridge_adapter, bridge_vision, frozen_parts
 from analyzer.frameworks.batches import packed_batch, replicas_of
 from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words, is_true
@@ -21,6 +22,7 @@ from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.specs.fine_tuning import ALL_STATES, Engine, FineTuning, ForwardPass, Phase, StatePart
+from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import natural, share_of
 
 _METHODS: Final = {
@@ -145,7 +147,7 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         statements=tuple(_statements(tree, found)),
         unknown=tuple(found.unknown),
         withheld=_withheld(method, found),
-        tuning=_tuning(tree, method),
+        tuning=replace(_tuning(tree, method), vision=_vision(config)),
     )
 
 
@@ -282,6 +284,12 @@ def _statements(tree: Tree, found: Words) -> Iterator[str]:
         yield "policy.megatron_cfg.freeze_moe_router: routers are counted as trained, so the prediction is slightly too high."
     if is_true(config.get("use_fused_linear_logprobs")):
         yield "policy.megatron_cfg.use_fused_linear_logprobs: whole logits are counted, so the prediction is too high."
+
+
+def _vision(config: Tree) -> VisionTraining:
+    """What `freeze_config` freezes beside what the provider of the model does: false does not train it after all."""
+    given = {name: value for name, value in table(config, "freeze_config").items() if is_true(value)}
+    return bridge_vision(given, "policy.megatron_cfg.")
 
 
 def _tuning(tree: Tree, method: str) -> FineTuning:

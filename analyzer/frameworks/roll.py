@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.specs.fine_tuning import ALL_STATES, Adapter, Engine, FineTuning, ForwardPass, Objective, Phase
+from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import natural, share_of
 
 _TRAINED: Final = ("actor_train", "student_train", "student", "sft_train", "dpo_train")
@@ -126,7 +128,7 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
         statements=found.statements(),
         unknown=tuple(found.unknown),
         withheld=tuple(_withheld(found, tuning)),
-        tuning=tuning,
+        tuning=replace(tuning, vision=_vision(worker, role)),
     )
 
 
@@ -239,6 +241,15 @@ def _packing(worker: Tree, role: str, most: int) -> tuple[int, str]:
 
 def _is_preference(tree: Mapping[str, Any]) -> bool:
     return "chosen_key" in tree or "rejected_key" in tree
+
+
+def _vision(worker: Tree, role: str) -> VisionTraining:
+    """The vision part, which is trained unless a prefix of its name freezes it."""
+    prefixes = str(get(worker, "model_args.freeze_module_prefix") or "").split(",")
+    setting = next(iter(_frozen(worker, role)), "")
+    frozen = all(each.strip() in ("vision_model", "vision_model.") for each in prefixes)
+    sections = ("vision_model", "vision_projection") if frozen else ()
+    return VisionTraining(holder="ROLL", frozen=tuple((each, True, setting) for each in sections))
 
 
 def _tuning(tree: Tree, role: str, worker: Tree) -> FineTuning:

@@ -9,11 +9,12 @@ workers/engine/megatron/transformer_impl.py for what verl sets.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.adapters import bridge_vision
 from analyzer.frameworks.batches import packed_batch, replicas_of
 from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words
@@ -24,6 +25,7 @@ from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.specs.fine_tuning import Adapter, Engine, FineTuning, ForwardPass, Phase, StatePart
+from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import MIB, natural, share_of
 
 _ACTOR: Final = "actor_rollout_ref.actor."
@@ -38,6 +40,7 @@ _SIZES: Final = {
 """Settings of the Megatron engine, and the options that they stand for."""
 _MODEL_PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _IGNORED: Final = frozenset({
+    "freeze_language_model", "freeze_vision_model", "freeze_vision_projection",
     "lr", "lr_warmup_steps_ratio", "total_training_steps", "weight_decay", "lr_warmup_steps", "betas", "clip_grad",
     "lr_warmup_init", "lr_decay_steps", "lr_decay_style", "min_lr", "weight_decay_incr_style", "lr_wsd_decay_style",
     "lr_wsd_decay_steps", "use_checkpoint_opt_param_scheduler", "zero_indexed_step", "override_optimizer_config", "_target_",
@@ -155,8 +158,17 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
         statements=(*_not_counted(settings, names), *configured.statements()),
         unknown=tuple(configured.unknown),
         withheld=configured.withheld(),
-        tuning=_tuning(settings, names),
+        tuning=replace(_tuning(settings, names), vision=_vision(settings, names)),
     )
+
+
+def _vision(settings: Mapping[str, str], names: _Names) -> VisionTraining:
+    """The model of a bridge, whose provider can be told what to freeze."""
+    if settings.get(f"{names.engine}vanilla_mbridge", "False") == "True":
+        return VisionTraining(holder="mbridge")
+    prefix = f"{names.engine}override_transformer_config."
+    given = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(f"{prefix}freeze_")}
+    return bridge_vision(given, prefix)
 
 
 def _tuning(settings: Mapping[str, str], names: _Names) -> FineTuning:

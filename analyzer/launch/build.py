@@ -159,8 +159,13 @@ _METHODS: Final[dict[AdapterMethod, str]] = {"lora": "LoRA", "canonical": "Canon
 def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     """The job with the adapters of the launch, and with what is not counted of its fine-tuning."""
     tuning = launch.arguments.tuning
-    if tuning is ALL_PARAMETERS:
+    if tuning is ALL_PARAMETERS and launch.arguments.vision is None:
         return job
+    if launch.arguments.vision is not None:
+        from analyzer.launch.derive.vision_part import with_vision_part
+
+        job, tuning = with_vision_part(launch, job)
+        job = replace(job, tuning=tuning)
     from analyzer.launch.derive.adapters import adapter_spec  # imported for fine-tuning only
     from analyzer.launch.derive.distillation import with_distillation, with_phase_models
     from analyzer.launch.derive.freezing import freeze_spec

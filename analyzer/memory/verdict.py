@@ -14,16 +14,26 @@ def highest(ranks: Sequence[RankClass]) -> RankClass:
     return min(ranks, key=lambda each: (-each.memory.device_bytes, each.ranks[0][0]))
 
 
-def verdict(ranks: Sequence[RankClass], hardware: HardwareSpec, *, note: str = "", withheld: Sequence[str] = ()) -> Verdict:
+def verdict(
+    ranks: Sequence[RankClass],
+    hardware: HardwareSpec,
+    *,
+    note: str = "",
+    withheld: Sequence[str] = (),
+    not_counted: Sequence[str] = (),
+) -> Verdict:
     """Whether every rank fits, and the headroom of the highest-memory rank in bytes.
 
     Its `device_bytes` (reserved memory, CUDA context and NCCL buffers) are compared with the capacity. The state is tight if the
     capacity is within the estimated range (`device_range_bytes`): then the launch may or may not fit, and `fits` compares the
     estimate itself. It is also tight if the launch fits and the headroom is below the margin of `hardware`. A negative headroom is
     the amount of missing memory. `fits`, `state`, `headroom_bytes` and `margin_bytes` are None if the capacity is not known.
-    They are also None if there are reasons in `withheld`. `ranks` must not be empty. `note` is copied to the verdict.
+    They are also None if there are reasons in `withheld`, or in `not_counted`, which only adds memory, unless the launch does not
+    fit without it. `ranks` must not be empty. `note` is copied to the verdict.
     """
     tightest = highest(ranks)
+    if not_counted and (withheld or hardware.capacity_bytes is None or estimated_range(ranks)[0] <= hardware.capacity_bytes):
+        withheld = (*withheld, *not_counted)
     if withheld:
         return Verdict(
             fits=None,

@@ -16,6 +16,8 @@ class Kernels(Enum):
 
     NONE = auto()
     """The module launches none, or those of its children, or its time is neglected."""
+    OF_IMAGES = auto()
+    """Those for images of which the launch does not tell the size. They are not counted."""
     LINEAR = auto()
     FEED_FORWARD = auto()
     """A linear layer, of each local expert in a MoE layer."""
@@ -134,6 +136,8 @@ class ModuleKind(Enum):
     VISION_POSITIONS = _without_gemms(Kernels.COPIES)
     """Positions of a vision encoder that are interpolated."""
     CLASS_TOKENS = _without_gemms(Kernels.COPIES)
+    VISION_WEIGHTS = _without_gemms(Kernels.OF_IMAGES)
+    """The weights of a vision part whose activations are not counted."""
     VISION_INPUT = _without_gemms(Kernels.COPIES)
     """The tokens of a vision encoder with positions, as its first layer reads them."""
     VISION_OUTPUT = _without_gemms(Kernels.COPIES)

@@ -40,7 +40,7 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
 
         ranks, sentence = widen(job, job.assumed_vocabulary, ranks)
         unknown = (*unknown, sentence)
-    outcome = verdict(ranks, job.hardware, note=note, withheld=job.withheld)
+    outcome = verdict(ranks, job.hardware, note=note, withheld=job.withheld, not_counted=job.not_counted)
     if outcome.fits is False and job.tuning.longest_counted:
         reason = _LONGEST if job.model.distillation is None else _ALL_RESPONSES
         outcome = verdict(ranks, job.hardware, note=note, withheld=(reason,))

@@ -40,6 +40,7 @@ from analyzer.specs.parallel import ParallelSpec, PipelineSpec
 from analyzer.specs.precision import Fp8Recipe, Fp8Spec, PrecisionSpec
 from analyzer.specs.software import SoftwareSpec
 from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
+from analyzer.specs.vision_part import VisionTraining, VisionWeight
 
 __all__ = [
     "FAMILY_NAMES",
@@ -92,4 +93,6 @@ __all__ = [
     "TrainingJob",
     "VisionEncoder",
     "VisionSpec",
+    "VisionTraining",
+    "VisionWeight",
 ]

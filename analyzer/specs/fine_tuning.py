@@ -15,6 +15,7 @@ from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.model import ModelSpec
 from analyzer.specs.parallel import ParallelSpec
+from analyzer.specs.vision_part import VisionTraining
 
 AdapterKind = Literal["lora", "canonical_lora", "dora", "vlm_lora", "other"]
 Objective = Literal["language model", "preference", "reward", "distillation", "reinforcement", "classification"]
@@ -131,6 +132,8 @@ class FineTuning:
     phases: tuple[Phase, ...] = ()
     sequences_per_sample: int = 1
     """Sequences that the model reads for each sample: 2 for DPO, which compares a chosen and a rejected one."""
+    vision: VisionTraining | None = None
+    """How the vision part of a model is held and trained; None for a launch that builds the language model only."""
     packed: bool = False
     """Whether several samples are packed into a sequence, which attend to themselves only."""
     sample_length: int | None = None

@@ -36,6 +36,8 @@ class TrainingJob:
     """The assumptions about options that are given: they are not modelled in full, or have no effect."""
     withheld: tuple[str, ...] = ()
     """Why there is no verdict, a fragment of a sentence each."""
+    not_counted: tuple[str, ...] = ()
+    """What needs memory beside all that is counted, a fragment of a sentence each: a verdict only if the rest does not fit."""
     tuning: FineTuning = ALL_PARAMETERS
     """What is trained beside, or instead of, all parameters of the model. No formula uses it yet."""
     unknown: tuple[str, ...] = ()

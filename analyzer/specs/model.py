@@ -9,6 +9,7 @@ from analyzer.specs.adapters import AdapterSpec
 from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.moe import MoeSpec
+from analyzer.specs.vision_part import VisionWeight
 
 Family = Literal["gpt", "bert", "t5", "llava", "mimo"]
 """The model class: GPTModel, BertModel, T5Model, LLaVAModel or MimoModel of megatron-core."""
@@ -322,6 +323,8 @@ class ModelSpec:
     """Tokens of a sample in the decoder of T5. The sequence length of the batch is that of its encoder."""
     vision: VisionSpec | None = None
     """The vision encoder and the projector of a vision-language model. All other fields are those of its language model."""
+    vision_weights: tuple[VisionWeight, ...] = ()
+    """Weights of a vision part beside a GPT, on the first pipeline stage. Its activations are not counted."""
     frozen: tuple[FrozenPart, ...] = ()
     """Parts whose weights are not trained, in the order of `FROZEN_PARTS`."""
     adapters: AdapterSpec | None = None

@@ -196,8 +196,8 @@ def test_names_of_checkpoints_of_gpts(name: str) -> None:
     [
         (f"{SLIME} {MODEL} --hf-checkpoint /data/Qwen3-VL-8B-Instruct --megatron-to-hf-mode bridge", "--hf-checkpoint"),
         (f"{SLIME} {MODEL} --multimodal-keys image", "--multimodal-keys"),
-        (VERL.replace("Qwen3-8B", "Qwen2.5-VL-7B-Instruct"), "actor_rollout_ref.model.path"),
-        ("--nproc-per-node 8 --model Qwen/Qwen3-VL-8B-Instruct --tuner_type full --max_length 2048", "--model"),
+        (VERL.replace("Qwen3-8B", "Qwen2.5-Omni-7B"), "actor_rollout_ref.model.path"),
+        ("--nproc-per-node 8 --model Qwen/Qwen3-Omni-30B-A3B-Instruct --tuner_type full --max_length 2048", "--model"),
         (f"--nproc-per-node 8 tasks/main.py {MODEL} --task WIKITEXT103", "tasks/main.py"),
         (f"--nproc-per-node 8 main.py {MODEL.replace('--train-iters 10', '')} --task WIKITEXT103", "--task"),
         (f"--nproc-per-node 8 tools/merge_datasets.py {MODEL}", "tools/merge_datasets.py"),

@@ -22,6 +22,7 @@ from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Module, Parameter
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
+from analyzer.specs.vision_part import VisionWeight
 from analyzer.time.work.context import work_context
 from analyzer.time.work.kernels import Gemm
 from analyzer.time.work.of_module import formula, work_of
@@ -86,6 +87,9 @@ def modules_of(job: TrainingJob) -> Iterator[Module]:
 
 def test_the_layouts_have_modules_of_every_kind() -> None:
     found = {module.kind for name in LAYOUTS for module in modules_of(job_of_layout(name))}
+    images = VisionWeight(name="weight", shape=(8, 8))
+    job = job_of_layout("lora, engine")
+    found |= {module.kind for module in modules_of(replace(job, model=replace(job.model, vision_weights=(images,))))}
     assert found == set(ModuleKind)
 
 

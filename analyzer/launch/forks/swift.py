@@ -7,6 +7,7 @@ of the model come from the config.json of `--model`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
@@ -75,7 +76,7 @@ def model_of(given: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[s
         return None
     named = launch.word(flag) or ""
     published = published_model(named)
-    if published is None:
+    if published is None and not Path(named).is_dir():
         refuse_other_model(flag, named)
     return published or named.rstrip("/")
 

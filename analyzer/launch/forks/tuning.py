@@ -22,6 +22,7 @@ from analyzer.specs.fine_tuning import (
     StatePart,
 )
 from analyzer.specs.freezing import FreezeSpec
+from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import MIB, natural, share_of
 
 SWIFT: Final = "ms-swift"
@@ -92,9 +93,24 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
         head_outputs=outputs,
         token_score=task == "generative_reranker" and not kind,
         sequences_per_sample=2 if kind in PAIRED else 1,
+        vision=None if _true(launch, "--language_model_only") else _vision(launch, adapters=adapter is not None),
         packed=_true(launch, "--packing"),
         longest_counted=objective == "distillation" or (launch.has("--max_length") and not _true(launch, "--packing")),
     )
+
+
+def _vision(launch: LaunchOptions, *, adapters: bool) -> VisionTraining:
+    """What of a vision-language model is frozen (`_init_multimodal_full`). The encoder and the projection are by default."""
+    flags = (("vision_model", "--freeze_vit"), ("vision_projection", "--freeze_aligner"), ("language_model", "--freeze_llm"))
+    frozen = tuple((section, _true(launch, flag), flag) for section, flag in flags if launch.has(flag))
+    of_vision = [flag for section, is_frozen, flag in frozen if not is_frozen and section != "language_model"]
+    if adapters and of_vision:
+        return VisionTraining(
+            holder="ms-swift", uncounted=(f"adapters of the vision part ({', '.join(of_vision)}) are not counted",)
+        )
+    named = (name for name in launch.fork.get("--trainable_parameters", ()) if name.startswith("visual"))
+    reasons = tuple(f"--trainable_parameters {name} is not read for the vision part" for name in named)
+    return VisionTraining(holder="ms-swift", frozen=frozen, uncounted=reasons)
 
 
 def _head_outputs(launch: LaunchOptions, task: str) -> int | None:

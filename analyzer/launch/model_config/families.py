@@ -12,6 +12,8 @@ from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.refused import refusal
 
+WITH_VISION: Final = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe", "internvl", "internvl_chat"})
+"""Types of vision-language models whose vision part is read too."""
 FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "llama": dense.llama,
     "granite": dense.granite,
@@ -39,8 +41,11 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "qwen3_moe": experts.qwen_moe,
     "qwen3_vl_text": dense.qwen3,
     "qwen3_vl_moe_text": experts.qwen_moe,
+    "qwen2_vl_text": dense.qwen2,
+    "qwen2_5_vl_text": dense.qwen2,
     "gpt_oss": experts.gpt_oss,
     "glm4_moe": experts.glm4_moe,
+    "glm4v_moe_text": experts.glm4_moe,
     "solar_open": shared_experts.solar,
     "dots1": shared_experts.dots,
     "ernie4_5_moe": shared_experts.ernie_moe,
@@ -64,8 +69,8 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "qwen3_5_moe": linear.qwen3_5_moe,
     "qwen3_5_moe_text": linear.qwen3_5_moe,
 }
-TEXT_MODELS: Final = frozenset({"qwen3_vl", "qwen3_vl_moe", "llama4", "mistral3", "kimi_k25"})
-"""Types with a vision encoder whose language model is read from text_config."""
+TEXT_MODELS: Final = frozenset({"llama4", "mistral3", "kimi_k25"})
+"""Types with a vision encoder that is left out. Their language model is read from text_config."""
 
 
 def megatron_model(config: Configuration) -> MegatronModel:
@@ -73,6 +78,10 @@ def megatron_model(config: Configuration) -> MegatronModel:
     kind = config.model_type
     if kind in FAMILIES:
         return FAMILIES[kind](config)
+    if kind in WITH_VISION:
+        from analyzer.launch.model_config.vision_language import vision_language_model  # imported for such models only
+
+        return vision_language_model(config, megatron_model)
     if kind in TEXT_MODELS and "text_config" in config.values:
         text, notes = linear.text_model(config)
         return megatron_model(text).noting(*notes)

@@ -50,13 +50,9 @@ REFUSED: Final = {
 }
 """Types that are not modelled, by the part that the options of a GPT in Megatron-LM do not give."""
 _IMAGES: Final = {
-    "qwen2_vl": "an image encoder with rotary positions in two dimensions",
-    "qwen2_5_vl": "an image encoder with attention inside windows of an image",
     "qwen2_5_omni": "encoders of images and sound",
     "llava_next": "a number of image tokens that depends on the size of an image",
     "llava_onevision": "a number of image tokens that depends on the size of an image",
-    "internvl_chat": "an InternViT encoder beside its language model",
-    "internvl": "an InternViT encoder beside its language model",
     "mllama": "cross-attention between text and images",
     "llama_nemotron_nano_vl": "a RADIO encoder beside its language model",
     "nemotronh_nano_vl_v2": "a RADIO encoder beside its language model",
@@ -65,7 +61,6 @@ _IMAGES: Final = {
 """Vision-language models, which Megatron-LM does not build from a Hugging Face configuration."""
 _SCRIPTS: Final = {
     "a RADIO encoder beside its language model": "examples/multimodal/train.py, with --language-model-type and --vision-model-type",
-    "an InternViT encoder beside its language model": "examples/multimodal/train.py, with --vision-model-type internvit",
     "an encoder": "pretrain_t5.py, if it is a T5",
     "bidirectional attention": "pretrain_bert.py, if it is a BERT",
 }
@@ -111,13 +106,10 @@ _NAMES: Final = {
     "bert-": "bert",
     "roberta-": "roberta",
     "modernbert": "modernbert",
-    "qwen2-vl-": "qwen2_vl",
-    "qwen2.5-vl-": "qwen2_5_vl",
     "qwen2.5-omni": "qwen2_5_omni",
     "llava-v1.6": "llava_next",
     "llava-next": "llava_next",
     "llava-onevision": "llava_onevision",
-    "internvl": "internvl_chat",
     "llama-3.2-11b-vision": "mllama",
     "llama-3.2-90b-vision": "mllama",
     "llama-3.1-nemotron-nano-vl": "llama_nemotron_nano_vl",

@@ -133,6 +133,16 @@ def chunk_modules(inputs: ModuleInputs, kind: ChunkKind) -> ModuleRuns | None:
 
 
 def _parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
+    parts = _trained_parts(inputs, kind)
+    if not (inputs.model.vision_weights and kind.pre_process):
+        return parts
+    from analyzer.modules.models.vision_weights import vision_weights
+
+    return (vision_weights(inputs.of_ends), *parts)
+
+
+def _trained_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
+    """The modules of a chunk with adapters and frozen parameters, without the vision part of a framework."""
     parts = parts_function(inputs.model.family)(inputs, kind)
     if inputs.model.frozen_parameters is not None:
         from analyzer.modules.partly_frozen import with_frozen_parameters

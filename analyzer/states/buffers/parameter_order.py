@@ -79,8 +79,11 @@ def _place_in_model(module: Module) -> int:
     """Parts that are created in another order than they run.
 
     The pooler of BERT runs before the other heads, and is created after them (`BertModel.__init__`). A vision-language model
-    creates the language model, then the encoder and the projector (`LLaVAModel.__init__`, `CLIPViTModel.__init__`).
+    creates the language model, then the encoder and the projector (`LLaVAModel.__init__`, `CLIPViTModel.__init__`, and
+    `MultimodalGPTModel.__init__` of mcore-bridge).
     """
+    if module.kind is ModuleKind.VISION_WEIGHTS:
+        return len(_IN_ENCODER) + 4
     if any(child.kind is ModuleKind.POOLER for child in module.children):
         return 1
     if module.part == "vision":

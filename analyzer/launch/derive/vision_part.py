@@ -1,0 +1,150 @@
+"""How a framework holds the vision part of its model, and what of it is trained.
+
+Sources: mcore_bridge/model/mm_gpts (mcore-bridge 1.6) and `_init_multimodal_full` of ms-swift 4.6; models/qwen_vl and models/glm_vl
+of Megatron-Bridge; mcore_adapter/models of ROLL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.info_options import MODEL
+from analyzer.specs.fine_tuning import FineTuning
+from analyzer.specs.freezing import FreezeSpec
+from analyzer.specs.vision_part import VisionHolder, VisionTraining, VisionWeight, VisionWeights
+
+if TYPE_CHECKING:
+    from analyzer.launch.derive.launch_input import LaunchInput
+    from analyzer.specs import TrainingJob
+
+_LANGUAGE: Final = "language_model"
+_EVERYTHING: Final = FreezeSpec(pattern=".")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """How a library holds the vision part of one family."""
+
+    split: bool = False
+    """Modules of Megatron, which tensor-parallel ranks share; otherwise the module of transformers on each of them."""
+    frozen: frozenset[str] = frozenset()
+    """Sections that are frozen unless the launch says otherwise."""
+    encoder: tuple[str, ...] = ("",)
+    """The beginnings of the names of weights that freezing the encoder freezes."""
+
+
+_SWIFT: Final = _Held(frozen=frozenset({"vision_model", "vision_projection"}))
+_BRIDGE_QWEN3_MOE: Final = _Held(split=True, frozen=frozenset({"vision_model", _LANGUAGE}))
+_HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
+    "ms-swift": dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe", "internvl", "internvl_chat"), _SWIFT
+    ),
+    "Megatron-Bridge": {
+        "qwen2_5_vl": _Held(encoder=("patch_embed.", "blocks.")),
+        "qwen3_vl": _Held(split=True),
+        "qwen3_vl_moe": _BRIDGE_QWEN3_MOE,
+        "glm4v_moe": _Held(encoder=("patch_embed.", "blocks.")),
+    },
+    "ROLL": dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _Held()),
+    "mbridge": {},
+}
+"""By library and model_type. The source of mbridge, which verl has replaced, is not read."""
+
+
+def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob, FineTuning]:
+    """The job with the vision part of its model, and its tuning without what is read of that.
+
+    Raises UnsupportedError for a model whose vision part the library of the framework does not build.
+    """
+    weights, tuning = launch.arguments.vision, launch.arguments.tuning
+    if weights is None:
+        return job, tuning
+    training = tuning.vision
+    if training is None:
+        launch.assume(f"{weights.model}: its vision encoder is left out; its memory is not counted.")
+        return job, tuning
+    held = _HELD[training.holder].get(weights.model_type)
+    if held is None:
+        fault = f"the vision part of {weights.model} in {training.holder} is not modelled"
+        raise UnsupportedError(MODEL, fault, "use another framework, or analyze a launch of its language model")
+    frozen = _frozen_sections(held, training)
+    every = tuning.adapter is not None
+    found = tuple(_as_held(each, held, weights, frozen, every=every) for each in weights.weights)
+    _check_split(found, weights, tensor=job.parallel.tensor)
+    _describe(launch, found, weights, held)
+    model = replace(job.model, vision_weights=found)
+    reasons = (*training.uncounted, *_uncounted(tuning, held, found))
+    images = (
+        f"the activations of the vision part of {weights.model} on the images of the data, and their embeddings, are not counted"
+    )
+    withheld = (*job.withheld, *_estimated(job, tuning, weights))
+    return replace(job, model=model, not_counted=(images, *reasons), withheld=withheld), _of_language(tuning, held, training)
+
+
+def _frozen_sections(held: _Held, training: VisionTraining) -> frozenset[str]:
+    given = {section: frozen for section, frozen, _ in training.frozen}
+    return frozenset(
+        section for section in ("vision_model", "vision_projection", _LANGUAGE) if given.get(section, section in held.frozen)
+    )
+
+
+def _as_held(weight: VisionWeight, held: _Held, of: VisionWeights, frozen: frozenset[str], *, every: bool) -> VisionWeight:
+    """A weight as a rank holds it. `every`: all weights are frozen, beside adapters."""
+    in_projection = weight.name.startswith(of.projection)
+    section = "vision_projection" if in_projection else "vision_model"
+    fixed = every or (section in frozen and (in_projection or weight.name.startswith(held.encoder)))
+    return replace(weight, frozen=fixed, split=weight.split if held.split else None)
+
+
+def _check_split(weights: tuple[VisionWeight, ...], of: VisionWeights, *, tensor: int) -> None:
+    uneven = next((each for each in weights if each.split is not None and each.shape[each.split] % tensor), None)
+    if uneven is not None:
+        fault = f"{uneven.name} of the vision part of {of.model} cannot be split over {tensor} tensor-parallel ranks"
+        raise InputError("--tensor-model-parallel-size", fault, "use a divisor of its heads and of the width of its FFN")
+
+
+def _of_language(tuning: FineTuning, held: _Held, training: VisionTraining) -> FineTuning:
+    """The tuning of the language model: what freezes the vision part is read, and all of the language model can be frozen."""
+    settings = {setting for section, frozen, setting in training.frozen if frozen}
+    others = tuple(each for each in tuning.frozen if each not in settings)
+    if _LANGUAGE not in _frozen_sections(held, training) or tuning.adapter is not None:
+        return replace(tuning, frozen=others)
+    setting = next((setting for section, frozen, setting in training.frozen if frozen and section == _LANGUAGE), "")
+    listed = setting or f"the default of {training.holder} (freeze_language_model)"
+    return replace(tuning, frozen=(*others, listed), freezing=_EVERYTHING)
+
+
+def _describe(launch: LaunchInput, found: tuple[VisionWeight, ...], of: VisionWeights, held: _Held) -> None:
+    trained = sum(each.numel for each in found if not each.frozen)
+    how = "as modules of Megatron, which tensor-parallel ranks share" if held.split else "complete on each tensor-parallel rank"
+    what = "all frozen" if not trained else "all trained" if trained == of.numel else f"of which {trained:,} are trained"
+    launch.assume(
+        f"The {of.numel:,} parameters of the vision part of {of.model} are on the first pipeline stage, {how}, {what}. "
+        "The images, and the time for them, are not counted: the sequences are counted as text of their length."
+    )
+
+
+def _uncounted(tuning: FineTuning, held: _Held, found: tuple[VisionWeight, ...]) -> Iterator[str]:
+    """What else needs memory that is not counted."""
+    adapter = tuning.adapter
+    if adapter is not None and held.split and adapter.kind != "vlm_lora":
+        yield "adapters beside layers of the vision part are not counted"
+    elif adapter is not None:
+        layers = {each.name.split(".")[-2] for each in found if each.name.endswith(".weight")}
+        if named := sorted(layers.intersection(adapter.targets)):
+            yield f"adapters beside {', '.join(named)} of the vision part are not counted"
+
+
+def _estimated(job: TrainingJob, tuning: FineTuning, of: VisionWeights) -> Iterator[str]:
+    """What is counted otherwise than it is held, in either direction."""
+    spec = tuning.freezing
+    of_images = spec is not None and any(each.startswith("visual") for each in spec.prefixes)
+    if spec is not None and (of_images or spec.pattern or spec.ratio or spec.trained_pattern):
+        yield f"what {', '.join(tuning.frozen)} freezes in the vision part of {of.model} is not known"
+    if job.fsdp is not None:
+        yield f"the vision part of {of.model} is counted without FSDP units of its own"
+    if job.optimizer.muon is not None:
+        yield f"which weights of the vision part of {of.model} Muon updates is not known"

@@ -1,0 +1,206 @@
+"""The weights of the vision parts of models of Hugging Face, from `vision_config` of their configurations.
+
+Source: the vision modules in src/transformers/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,glm4v_moe,internvl}/modeling_*.py of
+transformers 5.24.0, with the defaults of their configuration classes. `InternVisionModel` of InternVL's own code has the weights
+of InternVLVisionModel, with those of queries, keys and values in one matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from analyzer.launch.model_config.configuration import Configuration
+from analyzer.specs.vision_part import VisionWeight, VisionWeights
+
+_COLUMN: Final = 0
+"""The dimension of the outputs, which column-parallel layers split."""
+_ROW: Final = 1
+"""That of the inputs, which row-parallel layers split."""
+
+
+def vision_weights(config: Configuration, *, width: int) -> VisionWeights:
+    """The weights of the vision part. `width`: that of the language model. Raises InputError for fields that are missing."""
+    kind = config.model_type
+    read, projection = _FAMILIES[kind]
+    return VisionWeights(model=config.name, model_type=kind, weights=tuple(read(config, width)), projection=projection)
+
+
+def _linear(
+    name: str, outputs: int, inputs: int, *, copies: int = 1, bias: bool = True, split: int | None = None
+) -> Iterator[VisionWeight]:
+    yield VisionWeight(name=f"{name}.weight", shape=(outputs, inputs), copies=copies, split=split)
+    if bias:
+        yield VisionWeight(name=f"{name}.bias", shape=(outputs,), copies=copies, split=0 if split == _COLUMN else None)
+
+
+def _norm(name: str, width: int, *, copies: int = 1, bias: bool = True) -> Iterator[VisionWeight]:
+    yield VisionWeight(name=f"{name}.weight", shape=(width,), copies=copies)
+    if bias:
+        yield VisionWeight(name=f"{name}.bias", shape=(width,), copies=copies)
+
+
+def _patches(vision: Configuration, width: int, *, patch: int, bias: bool) -> Iterator[VisionWeight]:
+    """The convolution that makes a token of each patch of two images or frames."""
+    channels = vision.integer("in_channels", vision.integer("in_chans", 3))
+    shape = (width, channels, vision.integer("temporal_patch_size", 2), patch, patch)
+    yield VisionWeight(name="patch_embed.proj.weight", shape=shape)
+    if bias:
+        yield VisionWeight(name="patch_embed.proj.bias", shape=(width,))
+
+
+def _merged(vision: Configuration) -> int:
+    """Neighboring tokens that become one."""
+    return vision.integer("spatial_merge_size", 2) ** 2
+
+
+def _qwen2(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """Qwen2-VL: `hidden_size` is the width of the language model, `embed_dim` that of the encoder."""
+    del width
+    vision = config.nested("vision_config")
+    hidden, depth = vision.integer("embed_dim", 1280), vision.integer("depth", 32)
+    yield from _patches(vision, hidden, patch=vision.integer("patch_size", 14), bias=False)
+    yield from _norm("blocks.*.norm1", hidden, copies=depth)
+    yield from _norm("blocks.*.norm2", hidden, copies=depth)
+    yield from _attention(hidden, depth)
+    ffn = int(hidden * vision.number("mlp_ratio", 4))
+    yield from _linear("blocks.*.mlp.fc1", ffn, hidden, copies=depth, split=_COLUMN)
+    yield from _linear("blocks.*.mlp.fc2", hidden, ffn, copies=depth, split=_ROW)
+    yield from _qwen_merger(hidden, _merged(vision), vision.integer("hidden_size", 3584), bias=True)
+
+
+def _attention(hidden: int, depth: int, *, bias: bool = True) -> Iterator[VisionWeight]:
+    yield from _linear("blocks.*.attn.qkv", 3 * hidden, hidden, copies=depth, bias=bias, split=_COLUMN)
+    yield from _linear("blocks.*.attn.proj", hidden, hidden, copies=depth, bias=bias, split=_ROW)
+
+
+def _qwen_merger(hidden: int, merged: int, outputs: int, *, bias: bool) -> Iterator[VisionWeight]:
+    yield from _norm("merger.ln_q", hidden, bias=bias)
+    yield from _linear("merger.mlp.0", hidden * merged, hidden * merged, split=_COLUMN)
+    yield from _linear("merger.mlp.2", outputs, hidden * merged, split=_ROW)
+
+
+def _qwen2_5(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """Qwen2.5-VL: RMSNorm and a gated FFN."""
+    del width
+    vision = config.nested("vision_config")
+    hidden, depth, ffn = vision.integer("hidden_size"), vision.integer("depth", 32), vision.integer("intermediate_size", 3420)
+    patch = vision.integer("patch_size", vision.integer("spatial_patch_size", 14))
+    yield from _patches(vision, hidden, patch=patch, bias=False)
+    yield from _norm("blocks.*.norm1", hidden, copies=depth, bias=False)
+    yield from _norm("blocks.*.norm2", hidden, copies=depth, bias=False)
+    yield from _attention(hidden, depth)
+    yield from _linear("blocks.*.mlp.gate_proj", ffn, hidden, copies=depth, split=_COLUMN)
+    yield from _linear("blocks.*.mlp.up_proj", ffn, hidden, copies=depth, split=_COLUMN)
+    yield from _linear("blocks.*.mlp.down_proj", hidden, ffn, copies=depth, split=_ROW)
+    yield from _qwen_merger(hidden, _merged(vision), vision.integer("out_hidden_size", 3584), bias=False)
+
+
+def _qwen3(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """Qwen3-VL: learned positions, and a merger for each layer whose outputs are added in the language model (deepstack)."""
+    del width
+    vision = config.nested("vision_config")
+    hidden, depth, ffn = vision.integer("hidden_size", 1152), vision.integer("depth", 27), vision.integer("intermediate_size", 4304)
+    outputs, merged = vision.integer("out_hidden_size", 3584), hidden * _merged(vision)
+    layers = vision.integers("deepstack_visual_indexes") if vision.get("deepstack_visual_indexes") is not None else [8, 16, 24]
+    yield from _patches(vision, hidden, patch=vision.integer("patch_size", 16), bias=True)
+    yield VisionWeight(name="pos_embed.weight", shape=(vision.integer("num_position_embeddings", 2304), hidden))
+    yield from _norm("blocks.*.norm1", hidden, copies=depth)
+    yield from _norm("blocks.*.norm2", hidden, copies=depth)
+    yield from _attention(hidden, depth)
+    yield from _linear("blocks.*.mlp.linear_fc1", ffn, hidden, copies=depth, split=_COLUMN)
+    yield from _linear("blocks.*.mlp.linear_fc2", hidden, ffn, copies=depth, split=_ROW)
+    yield from _norm("merger.norm", hidden)
+    yield from _linear("merger.linear_fc1", merged, merged, split=_COLUMN)
+    yield from _linear("merger.linear_fc2", outputs, merged, split=_ROW)
+    if layers:
+        yield from _norm("deepstack_merger_list.*.norm", merged, copies=len(layers))
+        yield from _linear("deepstack_merger_list.*.linear_fc1", merged, merged, copies=len(layers), split=_COLUMN)
+        yield from _linear("deepstack_merger_list.*.linear_fc2", outputs, merged, copies=len(layers), split=_ROW)
+
+
+def _glm(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """GLM-4.5V: the FFN of a block has the width of the outputs, that of the merger `intermediate_size`."""
+    del width
+    vision = config.nested("vision_config")
+    hidden, depth, outputs = (
+        vision.integer("hidden_size", 1536),
+        vision.integer("depth", 24),
+        vision.integer("out_hidden_size", 4096),
+    )
+    ffn, patch, merge = (
+        vision.integer("intermediate_size", 13696),
+        vision.integer("patch_size", 14),
+        vision.integer("spatial_merge_size", 2),
+    )
+    positions = (vision.integer("image_size", 336) // patch) ** 2
+    yield from _patches(vision, hidden, patch=patch, bias=True)
+    yield VisionWeight(name="embeddings.position_embedding.weight", shape=(positions, hidden))
+    yield from _norm("post_conv_layernorm", hidden, bias=False)
+    yield from _norm("blocks.*.norm1", hidden, copies=depth, bias=False)
+    yield from _norm("blocks.*.norm2", hidden, copies=depth, bias=False)
+    biased = vision.flag("attention_bias", False)
+    yield from _linear("blocks.*.attn.qkv", 3 * hidden, hidden, copies=depth, bias=biased)
+    yield from _linear("blocks.*.attn.proj", hidden, hidden, copies=depth, bias=False)
+    for name, rows, columns in (("gate_proj", outputs, hidden), ("up_proj", outputs, hidden), ("down_proj", hidden, outputs)):
+        yield from _linear(f"blocks.*.mlp.{name}", rows, columns, copies=depth, bias=False)
+    yield from _norm("post_layernorm", hidden, bias=False)
+    yield VisionWeight(name="downsample.weight", shape=(outputs, hidden, merge, merge))
+    yield VisionWeight(name="downsample.bias", shape=(outputs,))
+    yield from _linear("merger.proj", outputs, outputs, bias=False)
+    yield from _norm("merger.post_projection_norm", outputs)
+    for name, rows, columns in (("gate_proj", ffn, outputs), ("up_proj", ffn, outputs), ("down_proj", outputs, ffn)):
+        yield from _linear(f"merger.{name}", rows, columns, bias=False)
+
+
+def _intern(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """InternVL: InternViT, and a projector of two layers that reads four neighboring tokens as one."""
+    vision = config.nested("vision_config")
+    hidden, depth = vision.integer("hidden_size", 1024), vision.integer("num_hidden_layers", 24)
+    ffn = vision.integer("intermediate_size", 4096)
+    patch, image = _side(vision, "patch_size", 14), _side(vision, "image_size", 448)
+    norms = vision.text("norm_type", "layer_norm") != "rms_norm"
+    biased = vision.flag("attention_bias", vision.flag("qkv_bias", False))
+    yield VisionWeight(name="embeddings.cls_token", shape=(1, 1, hidden))
+    yield VisionWeight(name="embeddings.position_embeddings", shape=(1, (image // patch) ** 2 + 1, hidden))
+    yield VisionWeight(name="embeddings.patch_embeddings.weight", shape=(hidden, vision.integer("num_channels", 3), patch, patch))
+    yield VisionWeight(name="embeddings.patch_embeddings.bias", shape=(hidden,))
+    layer = "encoder.layer.*"
+    yield from (VisionWeight(name=f"{layer}.lambda_{each}", shape=(hidden,), copies=depth) for each in (1, 2))
+    yield from _linear(f"{layer}.attention.qkv", 3 * hidden, hidden, copies=depth, bias=biased)
+    if vision.flag("use_qk_norm", vision.flag("qk_normalization", False)):
+        for name in ("q_norm", "k_norm"):
+            yield from _norm(f"{layer}.attention.{name}", hidden, copies=depth, bias=False)
+    yield from _linear(f"{layer}.attention.projection_layer", hidden, hidden, copies=depth)
+    yield from _linear(f"{layer}.mlp.fc1", ffn, hidden, copies=depth)
+    yield from _linear(f"{layer}.mlp.fc2", hidden, ffn, copies=depth)
+    for name in ("layernorm_before", "layernorm_after"):
+        yield from _norm(f"{layer}.{name}", hidden, copies=depth, bias=norms)
+    merged = hidden * int(1 / config.number("downsample_ratio", 0.5)) ** 2
+    yield from _norm("projector.layer_norm", merged)
+    yield from _linear("projector.linear_1", width, merged)
+    yield from _linear("projector.linear_2", width, width)
+
+
+def _side(vision: Configuration, key: str, default: int) -> int:
+    """The height and width of an image or a patch. Raises UnsupportedError if they differ."""
+    value = vision.get(key)
+    if not isinstance(value, list):
+        return vision.integer(key, default)
+    sides = vision.integers(key)
+    if len(set(sides)) != 1:
+        raise vision.not_expressible(f"a {key} of {sides}")
+    return sides[0]
+
+
+_Reader = Callable[[Configuration, int], Iterator[VisionWeight]]
+_FAMILIES: Final[dict[str, tuple[_Reader, tuple[str, ...]]]] = {
+    "qwen2_vl": (_qwen2, ("merger.",)),
+    "qwen2_5_vl": (_qwen2_5, ("merger.",)),
+    "qwen3_vl": (_qwen3, ("merger.", "deepstack_merger_list.")),
+    "qwen3_vl_moe": (_qwen3, ("merger.", "deepstack_merger_list.")),
+    "glm4v_moe": (_glm, ("merger.",)),
+    "internvl": (_intern, ("projector.",)),
+    "internvl_chat": (_intern, ("projector.",)),
+}
+"""By the model_type of the configuration, with the beginnings of the names of weights of the projection."""
