@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tools.framework_values import COUNTS, Settings, Values, batches, config_of, packed, with_model
+from tools.framework_values import COUNTS, Settings, Values, batches, config_of, frozen_by_bridge, packed, with_model
 
 _ASSIGNED: Final = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\$\(\(.*\)\)|\$\{.*\}|[^\s\"'(;]*)(?=\s|;|$)")
 _REFERENCE: Final = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
@@ -105,11 +105,19 @@ def ms_swift(path: Path, checkout: Path) -> Values:
         precision="bf16",
     )
     found.model = _expanded(given.get("model", given.get("mcore_model", "")), known)
+    sections = {"freeze_llm": "language_model", "freeze_vit": "vision_model", "freeze_aligner": "vision_projection"}
+    defaults = {"freeze_llm": "false"}
+    found.frozen = frozenset(each for flag, each in sections.items() if given.get(flag, defaults.get(flag, "true")) == "true")
     found.uneven = any(name.startswith("decoder_") or name == "pipeline_model_parallel_layout" for name in given)
     if given.get("tuner_type", given.get("train_type", "full")) != "full":
         found.trained = "adapters"
         found.parameters = _adapters(found, _whole(given, "lora_rank", default=8), lines[start])
-    return with_model(found)
+    found = with_model(found)
+    known_model = config_of(found.model)
+    if given.get("task_type") == "seq_cls" and found.trained == "all" and found.parameters and known_model is not None:
+        rows = int(known_model[1]["vocab_size"]) - _whole(given, "num_labels", default=2)
+        found.parameters -= rows * int(known_model[1]["hidden_size"])
+    return found
 
 
 def _adapters(found: Values, rank: int, line: str) -> int | None:
@@ -218,6 +226,7 @@ def verl(path: Path, checkout: Path) -> Values | None:
         _batch_of_actor(found, given)
     if any(_whole(given, f"{model}{name}", default=0) for name in ("lora.rank", "lora_rank")):
         found.trained = "adapters"
+    found.frozen = frozen_by_bridge(found.model)
     found.uneven = any(re.search(r"num_layers_in_(first|last)|pipeline_model_parallel_layout", name) for name in given)
     return with_model(found)
 

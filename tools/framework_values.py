@@ -25,6 +25,10 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 _FIRST: Final = {name.lower(): first for first, each in _DATA["models"].items() for name in (first, *each.get("aliases", ()))}
 COUNTS: Final[dict[str, int]] = json.loads((ROOT / "tests/data/published_models.json").read_text(encoding="utf-8"))["parameters"]
 """Parameters of the model classes of transformers."""
+VISION: Final[dict[str, dict[str, int]]] = json.loads((ROOT / "tests/data/published_models.json").read_text(encoding="utf-8"))[
+    "vision"
+]
+"""Those of the encoder and of the projection of vision-language models."""
 _ENDS: Final = re.compile(r"-(base|instruct|chat|thinking|fp8|bf16|mcore|2507|0528|2512|hf|it)$")
 
 Tree = dict[str, Any]
@@ -56,6 +60,8 @@ class Values:
     """all, adapters, or parts."""
     parameters: int | None = None
     """The trained ones."""
+    frozen: frozenset[str] = frozenset()
+    """Of a vision-language model: language_model, vision_model, vision_projection."""
     uneven: bool = False
     """The example says how layers are split over stages."""
     own_layers: bool = False
@@ -77,7 +83,17 @@ class Values:
 
 def config_of(name: str | None) -> tuple[str, Tree] | None:
     """The published model with the sizes of `name`, and its config.json; None if it is not known."""
-    last = (name or "").strip("/'\" ").lower()
+    known = _named(name)
+    return None if known is None else (known[0], _language_of(known[1]))
+
+
+def _language_of(config: Tree) -> Tree:
+    """The fields of the language model, which a vision-language model may have in a part of its config.json."""
+    return {**config, **(config.get("text_config") or config.get("llm_config") or {})}
+
+
+def _named(name: str | None) -> tuple[str, Tree] | None:
+    last = (name or "").strip("/'\" }").lower()
     names = {each.rpartition("/")[2]: each for each in CONFIGS} | {each: each for each in CONFIGS}
     while last:
         for each in (last, last.rpartition("/")[2]):
@@ -86,6 +102,13 @@ def config_of(name: str | None) -> tuple[str, Tree] | None:
         shorter = _ENDS.sub("", last)
         last = shorter if shorter != last else ""
     return None
+
+
+def frozen_by_bridge(name: str | None) -> frozenset[str]:
+    """What a provider of Megatron-Bridge freezes unless it is told not to (`Qwen3VLMoEModelProvider`)."""
+    known = config_of(name)
+    frozen = known is not None and CONFIGS[known[0].lower()]["model_type"] == "qwen3_vl_moe"
+    return frozenset({"language_model", "vision_model"} if frozen else ())
 
 
 def with_model(found: Values) -> Values:
@@ -100,8 +123,12 @@ def with_model(found: Values) -> Values:
     if found.experts is None:
         keys = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
         found.experts = next((config[key] for key in keys if config.get(key)), 0)
-    if found.trained == "all" and found.parameters is None:
-        found.parameters = COUNTS.get(name)
+    if name in VISION and "language_model" in found.frozen and found.trained == "all":
+        found.trained = "parts"
+    if found.trained != "adapters" and found.parameters is None and name in COUNTS:
+        trained = {section: count for section, count in VISION.get(name, {}).items() if section not in found.frozen}
+        language = 0 if "language_model" in found.frozen else COUNTS[name]
+        found.parameters = language + sum(trained.values())
     return found
 
 
@@ -221,6 +248,8 @@ def nemo_rl(path: Path, _checkout: Path) -> Values:
             packed(found, samples * pairs, length, _whole(tree, f"policy.{packing}.train_mb_tokens", 0) or 0)
             break
     found.uneven = any(_at(tree, f"{engine}num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
+    given = _at(tree, f"{engine}freeze_config") or {}
+    found.frozen = frozen_by_bridge(found.model) | {key.removeprefix("freeze_") for key, value in given.items() if value is True}
     if _at(tree, f"{engine}peft.enabled") is True:
         found.trained = "adapters"
     return with_model(found)
@@ -379,6 +408,8 @@ def roll(path: Path, _checkout: Path) -> Values | None:
         packed(found, samples, length, _whole(tree, f"{role}.max_tokens_per_microbatch_in_train", 0) or 0)
     elif _at(tree, f"{role}.use_sequence_packing") is True:
         found.micro = found.samples = found.length = None
+    if _at(tree, f"{role}.model_args.freeze_module_prefix") == "vision_model":
+        found.frozen = frozenset({"vision_model", "vision_projection"})
     if _at(tree, f"{role}.model_args.lora_target") or _at(tree, f"{role}.model_args.lora_rank"):
         found.trained = "adapters"
     keys = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout")

@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from analyzer.api import Launch, _read_training  # noqa: E402
 from analyzer.errors import AnalyzerError  # noqa: E402
+from analyzer.modules.tree import parameters  # noqa: E402
 from analyzer.passes.stages import full_model  # noqa: E402
 from analyzer.predict.parameter_counts import parameter_counts  # noqa: E402
 from analyzer.specs.rules import check_job  # noqa: E402
@@ -90,7 +91,11 @@ def _answer(launch: Launch) -> Values:
 def _trained(launch: Launch) -> int:
     """The number of parameters that are trained, without padding of the vocabulary; in Primus without embeddings."""
     model = launch.job.model
-    counts = parameter_counts(model, full_model(launch.job))
+    whole = full_model(launch.job)
+    counts = parameter_counts(model, whole)
+    if model.vision_weights:
+        frozen = sum(each.full_numel for each in parameters(whole) if each.frozen)
+        return counts.adapters or counts.unpadded - frozen
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
     return counts.adapters if launch.job.tuning.adapter else counts.unpadded - (embeddings if launch.framework == "primus" else 0)
 
@@ -131,7 +136,11 @@ def score(framework: str, path: str, checkout: Path, values: Callable[[Path, Pat
     if launch.job.model.mtp_num_layers:  # transformers has no MTP layers
         said.parameters = None
     for name, value in asdict(said).items():
-        if name in ("model", "uneven", "own_layers") or value is None or (name.startswith("expert_") and not said.experts):
+        if (
+            name in ("model", "frozen", "uneven", "own_layers")
+            or value is None
+            or (name.startswith("expert_") and not said.experts)
+        ):
             continue
         given = getattr(answer, name)
         if given != value:
