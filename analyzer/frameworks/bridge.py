@@ -241,8 +241,10 @@ def _refuse_other(model: Tree) -> None:
     name = str(model.get(TARGET, "")).rpartition(".")[2]
     key = next((each for each in _OTHER_KEYS if model.get(each)), None)
     if _OTHER.search(name) or key:
-        fault = f"{name or key} builds a model that is no GPT, and only GPTs and Mamba hybrids are modelled"
-        raise UnsupportedError("model", fault, "give the configuration of a GPT")
+        fault = f"{name or key} builds a model of another kind than GPTs and Mamba hybrids, which are read from a container"
+        raise UnsupportedError(
+            "model", fault, "give that of a text model; NeMo-RL, verl and ms-swift launch vision-language models"
+        )
 
 
 def _mixed_precision(config: Tree) -> Tree:
