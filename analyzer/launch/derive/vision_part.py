@@ -40,15 +40,17 @@ _SWIFT: Final = _Held(frozen=frozenset({"vision_model", "vision_projection"}))
 _BRIDGE_QWEN3_MOE: Final = _Held(split=True, frozen=frozenset({"vision_model", _LANGUAGE}))
 _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
     "ms-swift": dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe", "internvl", "internvl_chat"), _SWIFT
+        "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe glm4v_moe internvl internvl_chat".split(), _SWIFT
     ),
     "Megatron-Bridge": {
         "qwen2_5_vl": _Held(encoder=("patch_embed.", "blocks.")),
         "qwen3_vl": _Held(split=True),
         "qwen3_vl_moe": _BRIDGE_QWEN3_MOE,
+        "qwen3_5": _Held(split=True),
+        "qwen3_5_moe": _Held(split=True),
         "glm4v_moe": _Held(encoder=("patch_embed.", "blocks.")),
     },
-    "ROLL": dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _Held()),
+    "ROLL": dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _Held()),
     "mbridge": {},
 }
 """By library and model_type. The source of mbridge, which verl has replaced, is not read."""

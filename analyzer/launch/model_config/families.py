@@ -12,7 +12,9 @@ from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.refused import refusal
 
-WITH_VISION: Final = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe", "internvl", "internvl_chat"})
+WITH_VISION: Final = frozenset(
+    "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe glm4v_moe internvl internvl_chat".split()
+)
 """Types of vision-language models whose vision part is read too."""
 FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "llama": dense.llama,
@@ -76,7 +78,7 @@ TEXT_MODELS: Final = frozenset({"llama4", "mistral3", "kimi_k25"})
 def megatron_model(config: Configuration) -> MegatronModel:
     """The model as options of Megatron-LM. Raises InputError for fields that are missing, UnsupportedError for other families."""
     kind = config.model_type
-    if kind in FAMILIES:
+    if kind in FAMILIES and not (kind in WITH_VISION and config.values.get("vision_config")):
         return FAMILIES[kind](config)
     if kind in WITH_VISION:
         from analyzer.launch.model_config.vision_language import vision_language_model  # imported for such models only

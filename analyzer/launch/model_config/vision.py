@@ -102,7 +102,8 @@ def _qwen3(config: Configuration, width: int) -> Iterator[VisionWeight]:
     vision = config.nested("vision_config")
     hidden, depth, ffn = vision.integer("hidden_size", 1152), vision.integer("depth", 27), vision.integer("intermediate_size", 4304)
     outputs, merged = vision.integer("out_hidden_size", 3584), hidden * _merged(vision)
-    layers = vision.integers("deepstack_visual_indexes") if vision.get("deepstack_visual_indexes") is not None else [8, 16, 24]
+    default = [] if config.model_type.startswith("qwen3_5") else [8, 16, 24]  # Qwen3.5 has no deepstack
+    layers = vision.integers("deepstack_visual_indexes") if vision.get("deepstack_visual_indexes") is not None else default
     yield from _patches(vision, hidden, patch=vision.integer("patch_size", 16), bias=True)
     yield VisionWeight(name="pos_embed.weight", shape=(vision.integer("num_position_embeddings", 2304), hidden))
     yield from _norm("blocks.*.norm1", hidden, copies=depth)
@@ -199,6 +200,8 @@ _FAMILIES: Final[dict[str, tuple[_Reader, tuple[str, ...]]]] = {
     "qwen2_5_vl": (_qwen2_5, ("merger.",)),
     "qwen3_vl": (_qwen3, ("merger.", "deepstack_merger_list.")),
     "qwen3_vl_moe": (_qwen3, ("merger.", "deepstack_merger_list.")),
+    "qwen3_5": (_qwen3, ("merger.",)),
+    "qwen3_5_moe": (_qwen3, ("merger.",)),
     "glm4v_moe": (_glm, ("merger.",)),
     "internvl": (_intern, ("projector.",)),
     "internvl_chat": (_intern, ("projector.",)),
