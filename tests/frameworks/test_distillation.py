@@ -118,7 +118,7 @@ def test_layouts_that_a_teacher_cannot_have_are_refused(tmp_path: Path) -> None:
     [
         ("--teacher_model_server http://localhost:8000", "ms-swift refuses it without --gkd_logits_topk"),
         ("--gkd_logits_topk 0", "0 is not a number from 1 to 151,936"),
-        ("--gkd_logits_topk 80000 --tensor_model_parallel_size 2", "80000 is not a number from 1 to 76,032"),
+        ("--gkd_logits_topk 80000 --tensor_model_parallel_size 2", "80000 is not a number from 1 to 75,968"),
     ],
 )
 def test_numbers_of_logits_that_cannot_be_compared_are_refused(tmp_path: Path, words: str, message: str) -> None:

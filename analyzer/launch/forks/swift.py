@@ -20,12 +20,14 @@ _FALSE: Final = ("false", "0", "no", "f", "n")
 _DEFAULTS: Final = (
     ("--use-distributed-optimizer",),
     ("--cross-entropy-loss-fusion",),
+    ("--make-vocab-size-divisible-by", "1"),
     ("--recompute-granularity", "selective"),
     ("--attention-backend", "flash"),
     ("--micro-batch-size", "1"),
     ("--global-batch-size", "16"),
 )
-"""Defaults that differ from those of Megatron-LM."""
+"""Defaults that differ from those of Megatron-LM. The vocabulary is padded to a multiple of the tensor-parallel size (`GPTModel` of
+mcore-bridge)."""
 _SHARDED: Final = "--use-distributed-optimizer"
 _OF_EXPERTS: Final = (
     ("--moe-token-dispatcher-type", "alltoall"),
