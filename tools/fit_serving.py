@@ -1,13 +1,13 @@
-"""Fit the six host times of each serving engine (`analyzer/inference/serving/engines.json`) to measured rows, and print them.
+"""Fit the five host times of each serving engine (`analyzer/inference/serving/engines.json`) to measured rows, and print them.
 
     python tools/fit_serving.py WHEEL [--write] [--rows N] [--without MODEL]
 
 Rows, and models that are kept out, are those of `tools/score_serving.py`. Everything else of a prediction is fixed: kernels from
 their tables, steps from what is known of the engine and of the launch. The rows are those of the public benchmark, whose launches
-are known, and for TensorRT-LLM, which has none of a model with experts among them, output tokens of the others. SGLang has none of
-modelled models, so that its times of prompts and outside the steps are the means of the other engines'. `other_clients` are the
-same for the other rows, whose clients and servers are not known; only `tools/score_serving.py` uses them, for such rows. Needs the
-extra `fit` (scipy).
+are known. Those of TensorRT-LLM are of a dense model, whose long kernels hide what the host does: the times of its steps and
+operations are fitted to the other rows too, and only those outside the steps to the public ones. SGLang has no public rows of
+modelled models: only the times of its steps are fitted, and the others are the means of the other engines'. Needs the extra `fit`
+(scipy).
 """
 
 from __future__ import annotations
@@ -35,15 +35,13 @@ from analyzer.specs.serving import ServingSpec
 from tools.score_serving import SPREAD, UNMODELLED, Row, replica, rows_of
 
 STEPS: Final = ("step_seconds", "request_seconds")
-OUTSIDE: Final = ("first_seconds", "read_seconds", "text_seconds")
+OUTSIDE: Final = ("first_seconds", "text_seconds")
 TIMES: Final = (*STEPS, "operation_seconds", *OUTSIDE)
 START: Final = {
-    "step_seconds": 5e-4, "request_seconds": 1e-5, "operation_seconds": 2e-5, "first_seconds": 2e-2, "read_seconds": 1e-3,
-    "text_seconds": 2e-6,
+    "step_seconds": 5e-4, "request_seconds": 1e-5, "operation_seconds": 2e-5, "first_seconds": 2e-2, "text_seconds": 2e-6,
 }  # fmt: skip
 MOST: Final = {
-    "step_seconds": 5e-3, "request_seconds": 2e-4, "operation_seconds": 2e-4, "first_seconds": 5e-1, "read_seconds": 1e-1,
-    "text_seconds": 3e-5,
+    "step_seconds": 5e-3, "request_seconds": 2e-4, "operation_seconds": 2e-4, "first_seconds": 5e-1, "text_seconds": 3e-5,
 }  # fmt: skip
 LONG: Final = 5e3
 """Measured first tokens above so many ms wait for room in the cache, and are left out."""
@@ -62,7 +60,7 @@ class FixedSteps(StepModel):
         if work not in self.known:
             self.known[work] = super().seconds(work).total
         device = self.known[work]
-        issued = self.operations * engine.operation_seconds if work.prompt_tokens else 0.0
+        issued = self.issued(work) * engine.operation_seconds
         host = engine.step_seconds + engine.request_seconds * (work.requests + work.prompts) + max(0.0, issued - device)
         return StepSeconds(gemm=device, attention=0.0, memory_bound=0.0, communication=0.0, host=host)
 
@@ -105,15 +103,14 @@ def chosen(wheel: Path, engine: str, number: int, without: str = "") -> list[OfR
     return found
 
 
-def fit(rows: list[OfRow], names: tuple[str, ...], known: dict[str, Any], *, public: bool) -> dict[str, float]:
-    """The host times `names` of an engine, with the others known, from its public rows or from its others.
+def fit(rows: list[OfRow], names: tuple[str, ...], known: dict[str, Any]) -> dict[str, float]:
+    """The host times `names` of an engine, with the others known.
 
-    Times of the steps alone are fitted to output tokens, times outside them to first tokens, and all of them to both. All models
+    Times of the steps alone are fitted to output tokens; times of prompts and outside the steps also to first tokens. All models
     have the same weight.
     """
-    mixed = any(not each.row.dense for each in rows if each.row.public)
-    if "step_seconds" not in names or mixed or not public:  # without public rows of experts, output tokens of all rows are used
-        rows = [each for each in rows if each.row.public == public]
+    if any(not each.row.dense for each in rows if each.row.public):  # without such rows, output tokens of the others are used
+        rows = [each for each in rows if each.row.public]
     models = Counter(each.row.model for each in rows)
 
     def residuals(x: Any) -> Any:
@@ -122,10 +119,9 @@ def fit(rows: list[OfRow], names: tuple[str, ...], known: dict[str, Any], *, pub
         for each in rows:
             first, token = each.times(times)
             weight = (len(rows) / len(models) / models[each.row.model]) ** 0.5
-            if "first_seconds" in names and each.row.public == public:
+            if "first_seconds" in names:
                 found.append(0.5 * weight * np.log(first / each.row.first))
-            if "step_seconds" in names:
-                found.append(weight * np.log(token / each.row.token))
+            found.append(weight * np.log(token / each.row.token))
         return np.array(found)
 
     most = np.array([MOST[name] / START[name] for name in names])
@@ -153,18 +149,18 @@ def main() -> None:
         rows = chosen(args.wheel, engine, args.rows, args.without)
         public = [each for each in rows if each.row.public]
         if public:
-            found = fit(rows, TIMES, {}, public=True)
+            found = fit(rows, TIMES, {})
+            if len(public) < len(rows):  # what the clients of the others add is not known
+                found |= fit(public, OUTSIDE, found)
             outside.append({name: found[name] for name in ("operation_seconds", *OUTSIDE)})
         else:  # no public rows: the means of the other engines
             known = {name: float(f"{sum(each[name] for each in outside) / len(outside):.3g}") for name in outside[0]}
-            found = fit(rows, STEPS, known, public=False) | known
-        others = [each for each in rows if not each.row.public]
+            found = fit(rows, STEPS, known) | known
         entry |= found
-        entry["other_clients"] = fit(others, OUTSIDE, found, public=False)
         used = public if any(not each.row.dense for each in public) else rows
         models = sorted({each.row.model.split("/")[1] for each in used})
         entry.setdefault("sources", {})["times"] = f"tools/fit_serving.py: {len(used)} rows of {', '.join(models)}"
-        print(engine, {name: entry[name] for name in (*TIMES, "other_clients")}, entry["sources"]["times"])
+        print(engine, {name: entry[name] for name in TIMES}, entry["sources"]["times"])
     if args.write:
         FILE.write_text(formatted(document), encoding="utf-8")
 

@@ -29,10 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from analyzer.errors import AnalyzerError
 from analyzer.hardware.speeds import speed_of
 from analyzer.inference.reading import read_inference
-from analyzer.inference.serving.engines import for_other_clients
 from analyzer.inference.serving.estimate import Replica, replica_of
 from analyzer.specs.serving import ServingSpec
-from tools.serving_settings import is_public, settings_of
+from tools.serving_settings import Run, date_of, is_dense, is_public, other_settings, settings_of
 
 HELD: Final = re.compile(r"qwen3-32b|deepseek-v3|deepseek-r1|gpt-oss", re.IGNORECASE)
 """Models that are kept out of every choice."""
@@ -83,7 +82,7 @@ class Row:
     @property
     def dense(self) -> bool:
         """Whether the model has no experts."""
-        return "Llama" in self.model or "Qwen3-32B" in self.model
+        return is_dense(self.model)
 
 
 def rows_of(wheel: Path, *, held: bool) -> Iterator[Row]:
@@ -112,15 +111,18 @@ def row_of(row: dict[str, str]) -> Row:
     bits = mxfp4 if "gpt-oss" in row["model_path"] else BITS[quantization]
     gpu = GPUS[row["system"]]
     public = is_public(row["silicon_data_source"])
-    settings = settings_of(
-        row["model_path"],
-        gpu,
-        row["backend"],
-        layout=layout,
-        prompt=int(row["isl"]),
-        generate=int(row["osl"]),
-        clients=clients,
-        bits=bits,
+    settings = (settings_of if public else other_settings)(
+        Run(
+            model=row["model_path"],
+            gpu=gpu,
+            engine=row["backend"],
+            layout=layout,
+            prompt=int(row["isl"]),
+            generate=int(row["osl"]),
+            clients=clients,
+            bits=bits,
+            date=date_of(row["silicon_data_source"]),
+        )
     )
     return Row(
         id=row["id"],
@@ -137,7 +139,7 @@ def row_of(row: dict[str, str]) -> Row:
         first=float(row["silicon_ttft_ms"] or "nan"),
         token=float(row["silicon_tpot_ms"] or "nan"),
         public=public,
-        settings=tuple(settings.items()) if agg and public else (),
+        settings=tuple(settings.items()) if agg else (),
     )
 
 
@@ -188,8 +190,6 @@ def predicted(row: Row) -> tuple[float, float]:
     """Times of the first and of an output token, in ms. Raises AnalyzerError."""
     spec = ServingSpec(clients=max(1, row.clients), spread=SPREAD, **dict(row.settings))
     unit = replica(row.model, row.gpu, row.engine, row.bits, row.layout, (row.prompt, row.generate))
-    if not row.public:
-        unit = unit.with_engine(for_other_clients(unit.engine))
     if row.prefill is None:
         served = unit.serve(spec)
     else:

@@ -7,7 +7,8 @@ of TensorRT-LLM, vLLM and SGLang on idle GPUs. Its measured serving rows are not
 
 Each table becomes a grid of ln(measured / floor), with the floors of `analyzer.inference.serving.floors`. Grids of GEMMs,
 attention and all-reduces take the measured kernels at their points. Those of experts are fitted to all shapes of models: a grid
-over tokens, width of an expert on the rank and experts of the rank. Values are integers of 8 bits in steps of 2 %.
+over tokens, width of an expert on the rank and experts of the rank, and for each shape of a model what this grid lacks at each
+number of tokens. Values are integers of 8 bits in steps of 2 %.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ DISTRIBUTION: Final = "power_law_1.01"
 """How often each expert is chosen in the tables that are used: unequally, as with real prompts."""
 FEWEST: Final = 300
 """Kernels of experts from which on a version of an engine is used."""
+FEWEST_OF_SHAPE: Final = 40
+"""The same of a shape of a model."""
 LEAST: Final = 0.3
 """Least share of the time of a product with its casts that the product alone has."""
 LIMIT: Final = 127
@@ -182,9 +185,24 @@ def _shares(values: Any, points: tuple[float, ...]) -> Any:
     return found
 
 
-def experts(rows: pd.DataFrame, speed: SpeedSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Grids of the experts by their kind, and their errors. Of several kernels of an engine the fastest of each shape is used."""
+def of_shapes(rows: pd.DataFrame, lacks: Any) -> tuple[dict[str, str], Any]:
+    """What the grid of experts lacks for each shape of a model, at the points of the tokens, and the same for each row."""
+    points = AXES["experts"][0]
     found: dict[str, str] = {}
+    of_rows = np.zeros(len(rows))
+    for shape, places in rows.groupby(["hidden_size", "inter_size", "num_experts", "topk"]).indices.items():
+        if len(places) < FEWEST_OF_SHAPE:
+            continue
+        shares = _shares(rows.num_tokens.to_numpy(float)[places], points)
+        values = np.linalg.solve(shares.T @ shares + RIDGE * np.eye(len(points)), shares.T @ lacks[places])
+        found[" ".join(map(str, shape))] = encode(values)
+        of_rows[places] = shares @ values
+    return found, of_rows
+
+
+def experts(rows: pd.DataFrame, speed: SpeedSpec) -> tuple[dict[str, Any], dict[str, str]]:
+    """Grids of the experts by their kind, and their errors. Of several kernels of an engine the fastest of each shape is used."""
+    found: dict[str, Any] = {"shapes": {}}
     errors: dict[str, str] = {}
     shape = ["num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"]
     rows = rows[(rows.distribution == DISTRIBUTION) & ~rows.kernel_source.str.contains("nongated|situ")]
@@ -205,15 +223,16 @@ def experts(rows: pd.DataFrame, speed: SpeedSpec) -> tuple[dict[str, str], dict[
         shares = np.einsum("ia,ib,ic->iabc", *axes).reshape(len(some), -1)
         middle = float(np.median(target))
         grid = middle + np.linalg.solve(shares.T @ shares + RIDGE * np.eye(shares.shape[1]), shares.T @ (target - middle))
-        error = np.abs(np.exp(shares @ grid - target) - 1)
         found[f"experts {kind}"] = encode(grid)
+        found["shapes"][f"experts {kind}"], more = of_shapes(some, target - shares @ grid)
+        error = np.abs(np.exp(shares @ grid + more - target) - 1)
         errors[kind] = f"{100 * np.median(error):.0f}/{100 * np.quantile(error, 0.9):.0f} % of {len(some)}"
     return found, errors
 
 
-def engine_tables(folder: Path, engine: str, speed: SpeedSpec) -> dict[str, str]:
+def engine_tables(folder: Path, engine: str, speed: SpeedSpec) -> dict[str, Any]:
     """All grids of an engine on a GPU."""
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for part, name, distill in (
         ("gemm", "gemm_perf", gemms), ("attention", "generation_attention_perf", attention),
         ("mla", "generation_mla_perf", latents), ("comm", "custom_allreduce_perf", reduces),
@@ -224,13 +243,15 @@ def engine_tables(folder: Path, engine: str, speed: SpeedSpec) -> dict[str, str]
             found |= distill(without_scales(rows, folder) if (part, engine) == ("gemm", "trtllm") else rows, speed)
     versions = sorted((folder / "moe" / engine).glob("*/moe_perf.parquet"), key=version_of)
     if versions:
-        grids: dict[str, str] = {}
+        grids: dict[str, Any] = {}
+        shapes: dict[str, dict[str, str]] = {}
         errors: dict[str, str] = {}
         for version in versions:  # later ones replace earlier ones
             some, of_some = experts(pd.read_parquet(version), speed)
+            shapes |= some.pop("shapes")
             grids |= some
             errors |= of_some
-        found |= grids
+        found |= grids | {"shapes": shapes}
         print(f"  {engine}: experts (median/p90 error) {errors}")
     return found
 

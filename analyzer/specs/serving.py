@@ -36,6 +36,8 @@ class ServingSpec:
     """Share of the tokens of a step from which on prompts do not wait."""
     receive_steps: int = 1
     """Steps of decode after which the engine looks for new requests."""
+    captured_tokens: int | None = None
+    """Most tokens of a step with prompts that is replayed as CUDA graphs, except for its attention; None for the default."""
     prefix: float = 0.0
     """Share of the tokens of a prompt that the cache has already."""
     draft_tokens: int = 0

@@ -51,6 +51,8 @@ class Load(NamedTuple):
     """Share of `chunk` from which on prompts do not wait."""
     receive_steps: int = 1
     """Steps of decode after which the engine looks for new requests."""
+    captured: int = 0
+    """Most tokens of a step with prompts that is replayed as CUDA graphs, except for its attention."""
     tokens_per_step: float = 1.0
     drafts: int = 0
     prefill_replicas: int = 0
@@ -351,6 +353,7 @@ class Simulation:
             length=length,
             all_tokens=rounded(prompt_tokens + requests * (1 + load.drafts)),
             drafts=load.drafts,
+            captured=0 < tokens + of_group * (1 + load.drafts) <= load.captured,
         )
         if work not in self.known:
             self.known[work] = self.seconds(work)

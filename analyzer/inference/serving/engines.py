@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from analyzer.specs.serving import EngineName
 
-_OTHER_KEYS: Final = ("sources", "other_clients", "also", "smaller_chunks")
+_OTHER_KEYS: Final = ("sources", "also", "smaller_chunks")
 FILE: Final = Path(__file__).with_name("engines.json")
 
 
@@ -33,14 +33,15 @@ class Engine:
     """The same for each request of the step."""
     first_seconds: float
     """Seconds of a request outside the steps, without reading its prompt."""
-    read_seconds: float
-    """Seconds to read a prompt. One process reads those that arrive together, and the first step begins after the last one."""
     text_seconds: float
-    """The same for each token of the prompt."""
+    """Seconds to read a token of a prompt. One process reads those that arrive together, and the first step begins after the last
+    one."""
     handover_seconds: float
     """Seconds of a request that one replica begins and another one continues."""
     also: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
     """(kernel, engine, architectures): on these, the faster of its own kernel and of that in the other engine's table is used."""
+    captured_tokens: int = 0
+    """Most tokens of a step with prompts that is replayed as CUDA graphs, if no other number is given."""
     operation_seconds: float
     """Least seconds of an operation in a step with prompts, which the host issues one by one."""
 
@@ -62,9 +63,3 @@ def engine_of(name: EngineName, gpu: str = "", capacity_bytes: int | None = None
             values["chunk_tokens"] = rule["tokens"]
             break
     return Engine(name=name, also=also, **values)
-
-
-def for_other_clients(engine: Engine) -> Engine:
-    """The engine with the times outside its steps that rows without a known launch have (`tools/fit_serving.py`)."""
-    times: dict[str, Any] = _document()["engines"][engine.name]["other_clients"]
-    return replace(engine, **times)

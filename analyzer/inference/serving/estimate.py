@@ -32,10 +32,6 @@ class Replica:
     speed: SpeedSpec
     rates: Efficiencies
 
-    def with_engine(self, engine: Engine) -> Replica:
-        """The same replica with other facts of its engine."""
-        return replace(self, engine=engine)
-
     @cached_property
     def layout(self) -> ServingLayout:
         """The layout of the replica."""
@@ -86,6 +82,7 @@ class Replica:
             wait_steps=spec.wait_steps,
             wait_share=spec.wait_share,
             receive_steps=spec.receive_steps,
+            captured=engine.captured_tokens if spec.captured_tokens is None else spec.captured_tokens,
             tokens_per_step=spec.tokens_per_step,
             drafts=spec.draft_tokens,
             prefill_replicas=spec.prefill_replicas if prompts is not None else 0,
@@ -98,7 +95,7 @@ class Replica:
             return unit.steps.seconds(work).total
 
         served = serve(load, seconds)
-        read = engine.read_seconds + engine.text_seconds * inference.prompt_tokens * (1 - spec.spread / 2)
+        read = engine.text_seconds * inference.prompt_tokens * (1 - spec.spread / 2)
         outside = engine.first_seconds + read + (engine.handover_seconds if prompts is not None else 0.0)
         together = (
             outside + read * (spec.read_together or spec.clients) / spec.requests

@@ -114,7 +114,8 @@ def serving_report(job: InferenceJob, inputs: TimeInputs, target: ServingTarget 
     decode = StepWork(requests=running, length=length, all_tokens=round(given.running), drafts=spec.draft_tokens)
     new = max(1, round(inference.prompt_tokens * (1 - spec.prefix)))
     pairs = new * (inference.prompt_tokens - new / 2)
-    prompt = StepWork(prompt_tokens=new, prompt_pairs=pairs, prompts=1, all_tokens=new)
+    captured = replica.engine.captured_tokens if spec.captured_tokens is None else spec.captured_tokens
+    prompt = StepWork(prompt_tokens=new, prompt_pairs=pairs, prompts=1, all_tokens=new, captured=new <= captured)
     found = search(job, inputs.speed, target, price=inputs.price) if target is not None else Found((), ())
     return ServingReport(
         spec=spec,

@@ -31,6 +31,8 @@ MLP_OPERATIONS: Final = 4
 """Of a dense MLP: norm or sum, two products and the activation between them."""
 EXPERT_OPERATIONS: Final = 12
 """Of experts: norm, router, choice of experts, sorting and permuting of tokens, cast, two products, activation, weighted sum."""
+CAPTURED_OPERATIONS: Final = 2
+"""Of a layer whose operations are CUDA graphs, except for attention: the replay and attention."""
 EXCHANGES: Final = 2
 """Exchanges of the outputs of attention and MLP with the other ranks."""
 ELEMENT_BYTES: Final = {"16": 2.0, "8": 1.0}
@@ -53,6 +55,8 @@ class StepWork:
     """Tokens of all groups together."""
     drafts: int = 0
     """Tokens that are proposed for each request."""
+    captured: bool = False
+    """A step with prompts is replayed as CUDA graphs, except for its attention. Steps without prompts are graphs as a whole."""
 
     @property
     def tokens(self) -> int:
@@ -81,10 +85,16 @@ class StepModel:
         gemm += self.gemm("16", rows, ceil(model.padded_vocab_size / self.layout.tensor), model.hidden_size)
         communication += self.all_reduce(2 * work.tokens * model.hidden_size)
         device = attention + gemm + memory + communication
-        issued = self.operations * self.engine.operation_seconds if work.prompts or work.prompt_tokens else 0.0
+        issued = self.issued(work) * self.engine.operation_seconds
         waits = self.engine.step_seconds + self.engine.request_seconds * (work.requests + work.prompts)
         host = waits + max(0.0, issued - device)
         return StepSeconds(gemm=gemm, attention=attention, memory_bound=memory, communication=communication, host=host)
+
+    def issued(self, work: StepWork) -> int:
+        """Operations that the host issues one by one: those of steps with prompts."""
+        if not work.prompts and not work.prompt_tokens:
+            return 0
+        return CAPTURED_OPERATIONS * self.layout.model.num_layers if work.captured else self.operations
 
     @cached_property
     def operations(self) -> int:
@@ -205,7 +215,14 @@ class StepModel:
         """With a scale for each tensor, an engine may use the kernel for blocks, with equal scales."""
         kind = self.layout.expert_kind
         kinds = (kind, "8b") if kind == "8" else (kind,)
-        return min(self.ratio(f"experts {each}", "experts", *point) for each in kinds)
+        return min(self.ratio(f"experts {each}", "experts", *point, shape=self._shape) for each in kinds)
+
+    @cached_property
+    def _shape(self) -> str:
+        """The shape of the experts, as tables of measured kernels name it."""
+        model = self.layout.model
+        assert model.moe is not None
+        return f"{model.hidden_size} {model.moe.ffn_hidden_size} {model.moe.num_experts} {model.moe.topk}"
 
     def gemm(self, kind: str, rows: float, columns: float, depth: float) -> float:
         """Seconds of a linear layer."""
@@ -232,19 +249,19 @@ class StepModel:
             return message_seconds("all_reduce", size, span, self.speed, self.rates).total
         return floors.all_reduce_floor(self.speed, ranks=ranks, size=size) * self.ratio("all_reduce", "all_reduce", ranks, size)
 
-    def ratio(self, kernel: str, table: Table, *point: float) -> float:
+    def ratio(self, kernel: str, table: Table, *point: float, shape: str = "") -> float:
         """The ratio of a kernel of the engine; without a table that of the nearest kind, or of another engine."""
-        own = self._ratio(kernel, table, *point)
+        own = self._ratio(kernel, table, *point, shape=shape)
         other = next((name for also, name, where in self.engine.also if also == kernel and self.speed.architecture in where), None)
-        shared = None if other is None else ratio(self.speed, other, kernel, table, *point)
+        shared = None if other is None else ratio(self.speed, other, kernel, table, *point, shape=shape)
         return own if shared is None else min(own, shared)
 
-    def _ratio(self, kernel: str, table: Table, *point: float) -> float:
+    def _ratio(self, kernel: str, table: Table, *point: float, shape: str = "") -> float:
         first, _, kind = kernel.rpartition(" ")
         names = [kernel, *([f"{first} {STAND_INS[kind]}"] if kind in STAND_INS else []), *([f"{first} 16"] if first else [])]
         for engine in (self.engine.tables, *ENGINES):
             for name in names:
-                found = ratio(self.speed, engine, name, table, *point)
+                found = ratio(self.speed, engine, name, table, *point, shape=shape)
                 if found is not None:
                     return found
         if table == "attention":

@@ -58,7 +58,23 @@ def grid_of(gpu: str, architecture: str, engine: str, kernel: str) -> tuple[int,
     known = _document()["gpus"]
     name = gpu if gpu in known else NEAREST.get(architecture, "H100-80GB")
     text = known[name][engine].get(kernel)
-    return None if text is None else tuple(byte - 256 if byte > 127 else byte for byte in b64decode(text))
+    return None if text is None else _values(text)
+
+
+@lru_cache(maxsize=256)
+def shape_of(gpu: str, architecture: str, engine: str, kernel: str, shape: str) -> tuple[int, ...] | None:
+    """What the grid of experts lacks for a shape of a model, in steps at the points of the tokens, or None if it is not measured.
+
+    `shape`: elements of a token and of an expert, experts, and experts of a token, as `4096 1536 128 8`.
+    """
+    known = _document()["gpus"]
+    name = gpu if gpu in known else NEAREST.get(architecture, "H100-80GB")
+    text = known[name][engine].get("shapes", {}).get(kernel, {}).get(shape)
+    return None if text is None else _values(text)
+
+
+def _values(text: str) -> tuple[int, ...]:
+    return tuple(byte - 256 if byte > 127 else byte for byte in b64decode(text))
 
 
 def table_gpu(speed: SpeedSpec) -> str:
@@ -66,20 +82,34 @@ def table_gpu(speed: SpeedSpec) -> str:
     return speed.name if speed.name in _document()["gpus"] else NEAREST.get(speed.architecture, "H100-80GB")
 
 
-def ratio(speed: SpeedSpec, engine: str, kernel: str, table: Table, *point: float) -> float | None:
-    """Measured seconds relative to the floor, linear in logarithms between the points. Beyond the ends: the end. None: no table."""
+def ratio(speed: SpeedSpec, engine: str, kernel: str, table: Table, *point: float, shape: str = "") -> float | None:
+    """Measured seconds relative to the floor, linear in logarithms between the points. Beyond the ends: the end. None: no table.
+
+    `shape`: of the experts of a model, as in `shape_of`; if it is measured, what the grid of all shapes lacks for it is added.
+    """
     grid = grid_of(speed.name, speed.architecture, engine, kernel)
     if grid is None:
         return None
     corners: list[tuple[int, float]] = [(0, 1.0)]
-    for points, value in zip(_logarithms(table), point, strict=True):
-        at = log(max(value, 1e-9))
-        low = min(max(bisect_right(points, at) - 1, 0), len(points) - 2)
-        share = min(1.0, max(0.0, (at - points[low]) / (points[low + 1] - points[low])))
+    axes = _logarithms(table)
+    for points, value in zip(axes, point, strict=True):
+        low, share = _between(points, value)
         corners = [
             (place * len(points) + low + offset, weight * part)
             for place, weight in corners
             for offset, part in ((0, 1 - share), (1, share))
             if part
         ]
-    return exp(STEP * sum(weight * grid[place] for place, weight in corners))
+    steps = sum(weight * grid[place] for place, weight in corners)
+    own = shape_of(speed.name, speed.architecture, engine, kernel, shape) if shape else None
+    if own is not None:
+        low, share = _between(axes[0], point[0])
+        steps += (1 - share) * own[low] + share * own[low + 1]
+    return exp(STEP * steps)
+
+
+def _between(points: tuple[float, ...], value: float) -> tuple[int, float]:
+    """The point below a value, and the share of the way to the next one."""
+    at = log(max(value, 1e-9))
+    low = min(max(bisect_right(points, at) - 1, 0), len(points) - 2)
+    return low, min(1.0, max(0.0, (at - points[low]) / (points[low + 1] - points[low])))

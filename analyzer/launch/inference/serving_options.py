@@ -19,6 +19,7 @@ _NUMBERS: Final = {
     "running": "slots",
     "wait": "wait_steps",
     "receive": "receive_steps",
+    "captured": "captured_tokens",
     "draft": "draft_tokens",
     "prefill": "prefill_replicas",
 }
@@ -71,7 +72,7 @@ def serving(option: str, text: str | None) -> Serving:
 def _part(option: str, part: str, key: str, value: str) -> tuple[str, Any]:
     """The field of a part, and its value."""
     if key in _NUMBERS:
-        number = length(value) if key == "chunk" else natural(value)
+        number = length(value) if key in ("chunk", "captured") else natural(value)
         most = {"draft": _MOST_DRAFTS, "requests": _MOST_REQUESTS}.get(key, _MOST)
         if not number or number > most:
             raise InputError(option, f"{part!r} is not a number from 1 to {most:,}", f"write such as {EXAMPLE}")

@@ -75,6 +75,8 @@ def _options(report: ServingReport) -> str:
         parts.append(f"prompts wait at most {spec.wait_steps} steps for others")
     if spec.receive_steps > 1:
         parts.append(f"new requests are read every {spec.receive_steps} steps")
+    if spec.captured_tokens:
+        parts.append(f"steps with prompts of at most {spec.captured_tokens:,} tokens are CUDA graphs")
     if spec.prefix:
         parts.append(f"{spec.prefix:.0%} of each prompt is in the cache")
     if spec.draft_tokens:

@@ -43,6 +43,21 @@ def test_prompts_of_several_clients_are_one_step() -> None:
     assert found.running == pytest.approx(3 * 10 * DECODE / (3 * 0.064 + 10 * DECODE))
 
 
+def test_steps_with_prompts_are_graphs_up_to_a_number_of_tokens() -> None:
+    """A prompt of 64 tokens in chunks of 48: the second one, with 16, is a graph if those of 16 tokens are; decode is no such step."""
+    found: list[tuple[int, bool]] = []
+
+    def noted(work: StepWork) -> float:
+        found.append((work.prompt_tokens, work.captured))
+        return seconds(work)
+
+    serve(load(chunk=48, captured=16), noted)
+    assert found[:2] == [(48, False), (16, True)]
+    found.clear()
+    serve(load(chunk=48), noted)
+    assert not any(captured for _, captured in found)
+
+
 def test_chunks_are_steps_of_their_own() -> None:
     steps: list[int] = []
 

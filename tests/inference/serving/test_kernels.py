@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from analyzer.hardware.speeds import speed_of
@@ -61,6 +63,33 @@ def test_tables_have_the_measured_products(gpu: str, engine: str, kind: str, row
     found = ratio(speed(gpu), engine, f"gemm {kind}", "gemm", rows, columns, 8192)
     assert found is not None
     assert 1e3 * floor * found == pytest.approx(milliseconds, rel=0.011)  # values are in steps of 2 %
+
+
+@pytest.mark.parametrize(
+    ("tokens", "milliseconds"),
+    [(64, 0.3413), (1024, 0.6665), (16384, 6.249)],
+)
+def test_tables_have_the_measured_experts_of_a_model(tokens: int, milliseconds: float) -> None:
+    """Rows of moe_perf (aiconfigurator-core 0.12.0): DeepSeek-R1 in fp8 on H200 with SGLang, eight expert-parallel ranks."""
+    h200 = speed("H200-141GB")
+    shape = {"hidden": 7168, "width": 2048, "local": 32, "experts": 256, "topk": 8}
+    floor = floors.experts_floor(h200, "8b", tokens=tokens, **shape)
+    found = ratio(h200, "sglang", "experts 8b", "experts", tokens, 2048, 32, shape="7168 2048 256 8")
+    assert found is not None
+    assert 1e3 * floor * found == pytest.approx(milliseconds, rel=0.15)
+
+
+def test_the_host_issues_the_operations_of_steps_with_prompts() -> None:
+    """Those of a layer: 12 of multi-latent attention, 12 of experts, 4 of shared experts, 2 exchanges; of a dense MLP, 4.
+
+    A step that is replayed as graphs has two for each layer: the graph and attention.
+    """
+    unit = replica("deepseek-ai/DeepSeek-R1", "--info-world-size 8 --tensor-model-parallel-size 8 --info-quantize w8a8kv8g128")
+    work = StepWork(prompt_tokens=64, prompt_pairs=64 * 32.0, prompts=1, all_tokens=64)
+    assert unit.steps.issued(work) == 58 * (12 + 12 + 4 + 2) + 3 * (12 + 4 + 2)
+    assert unit.steps.issued(replace(work, captured=True)) == 61 * 2
+    assert unit.steps.issued(StepWork(requests=8, length=64, all_tokens=8)) == 0
+    assert unit.steps.seconds(work).total >= unit.steps.issued(work) * unit.engine.operation_seconds
 
 
 def test_products_of_few_rows_of_megatron_are_measured_ones() -> None:

@@ -30,7 +30,8 @@ def test_fields_of_the_report() -> None:
 
 
 def test_the_console_report() -> None:
-    outcome = run(*f"{LLAMA} {BATCH} {ENGINE} --info-serving prefix=0.5,draft=2,acceptance=0.5,wait=20,receive=10".split())
+    serving = "prefix=0.5,draft=2,acceptance=0.5,wait=20,receive=10,captured=2k"
+    outcome = run(*f"{LLAMA} {BATCH} {ENGINE} --info-serving {serving}".split())
     text = " ".join(outcome.out.split())
     assert outcome.status == 0
     for part in (
@@ -41,6 +42,7 @@ def test_the_console_report() -> None:
         "not counted",
         "at most 20 steps",
         "every 10 steps",
+        "at most 2,048 tokens are CUDA graphs",
     ):
         assert part in text
 

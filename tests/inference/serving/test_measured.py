@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analyzer.inference.serving.engines import for_other_clients
 from analyzer.specs.serving import ServingSpec
 from tools.score_serving import SPREAD, replica
-from tools.serving_settings import settings_of
+from tools.serving_settings import Run, other_settings, settings_of
 
-PUBLIC = re.compile(r"^20\d\d_|_cfg\d+$|gap_analysis_kimi")
-"""Rows of the public benchmark."""
 ROWS = json.loads((Path(__file__).parents[2] / "data" / "serving_rows.json").read_text(encoding="utf-8"))["rows"]
 
 
@@ -26,12 +22,9 @@ def errors(rows: list[dict[str, Any]]) -> tuple[float, float]:
     for row in rows:
         layout = tuple(row["layout"])
         unit = replica(row["model"], row["gpu"], row["engine"], row["bits"], layout, (row["prompt"], row["generate"]))
-        settings = {}
-        if PUBLIC.search(row["id"]):
-            names = {name: row[name] for name in ("prompt", "generate", "clients", "bits")}
-            settings = settings_of(row["model"], row["gpu"], row["engine"], layout=layout, **names)
-        else:
-            unit = unit.with_engine(for_other_clients(unit.engine))
+        names = {name: row[name] for name in ("model", "gpu", "engine", "prompt", "generate", "clients", "bits")}
+        run = Run(layout=layout, date=row.get("date", ""), **names)  # rows of the public benchmark have a date
+        settings = settings_of(run) if run.date else other_settings(run)
         found = unit.serve(ServingSpec(clients=row["clients"], spread=SPREAD, **settings))
         first.append(abs(1e3 * found.first / row["first"] - 1))
         token.append(abs(1e3 * found.token / row["token"] - 1))
