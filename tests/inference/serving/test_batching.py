@@ -44,7 +44,7 @@ def test_prompts_of_several_clients_are_one_step() -> None:
 
 
 def test_steps_with_prompts_are_graphs_up_to_a_number_of_tokens() -> None:
-    """A prompt of 64 tokens in chunks of 48: the second one, with 16, is a graph if those of 16 tokens are; decode is no such step."""
+    """A prompt of 64 tokens in chunks of 48: the second one, with 16, is a graph if those of 16 tokens are."""
     found: list[tuple[int, bool]] = []
 
     def noted(work: StepWork) -> float:
