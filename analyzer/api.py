@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from analyzer.errors import InputError, UnsupportedError
+from analyzer.errors import AnalyzerError, InputError, UnsupportedError
+from analyzer.launch.python_words import Word, words_of
 
 if TYPE_CHECKING:
     from analyzer.frameworks.prepare import Prepared
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from analyzer.specs import HardwareSpec, TrainingJob
     from analyzer.time.estimate import TimeInputs
 
-Word = str | int | float | os.PathLike[str]
-"""An item of a list of words."""
 OF_COMMAND_LINE: Final = (
     "json", "detail", "record", "allocator", "check", "rank", "layers", "launch", "print_options", "fail_on", "against", "log",
     "dry", "run_all", "calibrate", "calibrate_disk", "html", "timeline", "search", "search_over",
@@ -109,7 +107,7 @@ def analyze_config(
     from analyzer.frameworks.containers import from_container
     from analyzer.frameworks.prepare import Prepared
 
-    words = [*_words(options, gpu), *(["--info-world-size", str(gpus)] if gpus is not None else [])]
+    words = [*words_of(options, gpu), *(["--info-world-size", str(gpus)] if gpus is not None else [])]
     prepared = Prepared(tuple(words), dict(os.environ if environ is None else environ), own_words(from_container(config)))
     place = Path.cwd() if folder is None else Path(folder)
     launch = _read_prepared(prepared, words, folder=place, default_gpu=None)
@@ -202,7 +200,7 @@ def _read_inference(
     from analyzer.inference.reading import read_inference
     from analyzer.launch.inference.options import asks_for_inference
 
-    words = _words(argv, gpu)
+    words = words_of(argv, gpu)
     names = {word.partition("=")[0] for word in words}
     for option, value in given.items():
         if value is not None:
@@ -251,9 +249,14 @@ def _read(argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, defa
 
 def _read_prepared(prepared: Prepared, argv: Sequence[str], *, folder: Path, default_gpu: str | None) -> Launch:
     """Reads the words. Options of a configuration that are not modelled are left out, with a statement, without --info-strict."""
+    from analyzer.frameworks.prepare import with_later_releases
+
     try:
         return _read_words(prepared, argv, folder=folder, default_gpu=default_gpu)
     except InputError as error:
+        for newer in with_later_releases(prepared, error):
+            with suppress(AnalyzerError):
+                return _read_words(newer, argv, folder=folder, default_gpu=default_gpu)
         if prepared.own is None or "--info-strict" in argv:
             raise
         from analyzer.frameworks.not_modelled import without_option  # for such launches only
@@ -270,7 +273,7 @@ def _read_words(prepared: Prepared, argv: Sequence[str], *, folder: Path, defaul
     from analyzer.launch.parse import parse
 
     environ = prepared.environ
-    arguments, world, options = parse(prepared.argv, environ=environ, folder=folder, own=prepared.own)
+    arguments, world, options = parse(prepared.argv, environ=environ, folder=folder, own=prepared.own, later=prepared.later)
     for field in ("rank", "layers", "allocator"):
         if getattr(options, field) is not None and options.record is None:
             raise InputError(f"--info-{field}", "is only used with --info-record", "add --info-record FILE, or leave it out")
@@ -438,37 +441,6 @@ def with_faster(report: Report, launch: Launch) -> Report:
     return replace(report, advice=faster(_problem(launch, inputs), before=before, seconds=seconds, keep=launch.options.keep))
 
 
-def _words(argv: str | Sequence[Word], gpu: str | None) -> list[str]:
-    """The words of a launch. Raises InputError for a quotation that does not end, for items that are no words, and for --help."""
-    try:
-        words = shlex.split(argv) if isinstance(argv, str) else [_word(item) for item in _items(argv)]
-    except ValueError as error:
-        fault = f"cannot be split into words: {str(error).lower()}"
-        raise InputError("argv", fault, "close the quotation, or give a list") from None
-    for option in ("--help", "-h", *(["--version"] if words[:1] == ["--version"] else [])):
-        if option in words:
-            raise InputError(option, "belongs to the command line", "leave it out, or run get-training-info with it")
-    return words if gpu is None else [*words, "--info-gpu", gpu]
-
-
-def _items(argv: Sequence[Word]) -> list[Word]:
-    if isinstance(argv, bytes | Mapping) or not isinstance(argv, Iterable):
-        raise InputError("argv", f"is of type {type(argv).__name__}", "give a string or a list of words")
-    return list(argv)
-
-
-def _word(item: Word) -> str:
-    """A text, number or path as a word. Raises InputError for anything else."""
-    if isinstance(item, str):
-        return item
-    if isinstance(item, Integral | float) and not isinstance(item, bool):
-        return str(item)
-    if isinstance(item, os.PathLike) and isinstance(path := os.fspath(item), str):
-        return path
-    fault = f"has the item {item!r:.60} of type {type(item).__name__}"
-    raise InputError("argv", fault, "give texts, numbers and paths; an option without a value is one text")
-
-
 def _read_training(
     argv: str | Sequence[Word], *, gpu: str | None, environ: Mapping[str, str] | None, folder: str | os.PathLike[str] | None
 ) -> Launch:
@@ -476,7 +448,7 @@ def _read_training(
     from analyzer.frameworks.script_words import words_of_script
     from analyzer.launch.inference.options import INFERENCE, asks_for_inference, script_of
 
-    words = _words(argv, gpu)
+    words = words_of(argv, gpu)
     if asks_for_inference(words):
         raise InputError(script_of(words) or INFERENCE, "asks for inference", "call analyze_inference or analyze_offload")
     variables = dict(os.environ if environ is None else environ)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -12,6 +12,7 @@ from analyzer.frameworks.recognize import LAUNCH, YAML, Found, recognize
 
 if TYPE_CHECKING:
     from analyzer.launch.megatron_words import MegatronWords
+    from analyzer.launch.options.choose_release import LaterRelease
 
 
 class Prepared(NamedTuple):
@@ -23,6 +24,17 @@ class Prepared(NamedTuple):
     """The options of Megatron-LM that a configuration of a framework stands for; None for a command line of options."""
     framework: str | None = None
     """The framework that the launch is one of."""
+    later: LaterRelease | None = None
+    """The release that is assumed because an earlier one refuses the launch."""
+
+
+def with_later_releases(prepared: Prepared, refusal: InputError) -> Iterator[Prepared]:
+    """The launch with each release that may accept what the assumed one refuses, for launches of frameworks (`parse`)."""
+    if prepared.later is None:
+        from analyzer.launch.options.choose_release import LATER, LaterRelease  # for refused launches only
+
+        for release in LATER:
+            yield prepared._replace(later=LaterRelease(release, str(refusal)))
 
 
 class Input(NamedTuple):

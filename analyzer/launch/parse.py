@@ -19,7 +19,7 @@ from analyzer.launch.launchers.read_world import read_world
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords, megatron_words, with_fork_values
 from analyzer.launch.options.catalogue import PREFERRED, load_catalogue
-from analyzer.launch.options.choose_release import chosen_table, read_with_catalogue
+from analyzer.launch.options.choose_release import LaterRelease, chosen_table, read_with_catalogue
 from analyzer.launch.options.script_options import script_of, table_with_script, with_script
 from analyzer.launch.software import software_of
 from analyzer.launch.split_argv import SplitArgv, split_argv
@@ -37,15 +37,21 @@ if TYPE_CHECKING:
 
 
 def parse(
-    argv: Sequence[str], *, environ: Mapping[str, str], folder: Path, own: MegatronWords | None = None
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    folder: Path,
+    own: MegatronWords | None = None,
+    later: LaterRelease | None = None,
 ) -> tuple[Arguments, World | None, InfoOptions]:
     """Parses `argv`, the words after the program's name.
 
     `environ` is the environment and `folder` the working folder of the launch. `own`: Megatron's options of a launch through a
-    framework; `argv` then has only options of the launcher and of this program. Raises InputError for what torchrun or
+    framework; `argv` then has only options of the launcher and of this program. `later`: the release to assume, if another one
+    refuses the launch. Raises InputError for what torchrun or
     Megatron refuses, UnsupportedError for what is not modelled. The world is None if nothing gives the number of GPUs.
     """
-    command = _read_command(argv, environ, folder)
+    command = _read_command(argv, environ, folder, later)
     words, info, known = command.words, command.info, command.known
     world = read_world(
         words.launcher_options,
@@ -64,6 +70,8 @@ def parse(
         own = replace(own, words=changed_words(own.words, info, known))
         if info.strict:
             _refuse_unknown(own)
+    if later is not None and not (of_framework or own.complete):
+        raise InputError("--info-megatron", "is the release of a launch of Megatron-LM itself", "give the release that you use")
     entry = _about_entry(words, known) if own.model is None and not of_framework else ()
     if info.world_size is None:
         world = own.world or world
@@ -94,7 +102,7 @@ class _Command:
     """About the file of --yaml-cfg."""
 
 
-def _read_command(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> _Command:
+def _read_command(argv: Sequence[str], environ: Mapping[str, str], folder: Path, later: LaterRelease | None) -> _Command:
     """Separates the words of the launcher, of Megatron and of this program, with the options of the training script."""
     catalogue = load_catalogue()
     argv, of_file = _with_yaml(argv, catalogue, environ, folder)
@@ -104,6 +112,8 @@ def _read_command(argv: Sequence[str], environ: Mapping[str, str], folder: Path)
         words = split_argv(argv, catalogue.newest)
     info = read_info_options(words.info)
     choice = chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
+    if later is not None:
+        choice = later.choice(choice, catalogue)
     table = table_with_script(choice.table, words.entry)
     known: Mapping[str, Option] = catalogue.newest
     if table is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.launch.argv_parser import Reading, is_option, read_words
@@ -41,6 +41,24 @@ class Choice:
     assumptions: tuple[str, ...] = ()
     failure: str | None = None
     """Why the parser of the checkout that was found is not used, as a sentence."""
+
+
+LATER: Final = ("0.18.2", "0.19.0")
+"""Releases that are tried, in this order, if the assumed one refuses the launch of a framework."""
+
+
+class LaterRelease(NamedTuple):
+    """A release that is assumed because an earlier one refuses the launch."""
+
+    release: str
+    refusal: str
+
+    def choice(self, found: Choice, catalogue: Catalogue) -> Choice:
+        """The choice of this release, if `found` is not that of a checkout or of --info-megatron."""
+        if found.table is not None or found.base is not None:
+            return found
+        reason = f"the release that the framework is based on refuses the launch: {self.refusal.rstrip('.')}"
+        return Choice(catalogue.table(self.release), assumptions=(f"{describe(self.release)} is assumed; {reason}.",))
 
 
 def chosen_table(named: str | None, catalogue: Catalogue, environ: Mapping[str, str], folder: Path, *, entry: str | None) -> Choice:
