@@ -6,13 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from analyzer.memory.workspaces import STREAM_POOL
 from analyzer.specs import HardwareSpec
 from analyzer.units import GIB
 
 CUDA_VERSION: Final = "13.0"
 CUDNN_VERSION: Final = 91_300
-POOL: Final = 32
-"""Streams that PyTorch creates for each priority (`kStreamsPerPool`)."""
 STREAMS: Final = 1 << 16
 """More than the number of streams. Memory pools of CUDA graphs have identifiers of streams that are multiples of it or larger."""
 _MULTIPROCESSORS: Final = {(8, 0): 108, (9, 0): 132, (10, 0): 148}
@@ -70,7 +69,7 @@ class Stream:
         """PyTorch hands out the streams of a pool for each priority in turn (`getStreamFromPool`, c10/cuda/CUDAStream.cpp)."""
         self.stream_id = 0
         if not default:
-            self.stream_id = 1 + Stream._created[priority] % POOL + POOL * -min(priority, 0)
+            self.stream_id = 1 + Stream._created[priority] % STREAM_POOL + STREAM_POOL * -min(priority, 0)
             Stream._created[priority] += 1
         self.cuda_stream = self.stream_id
         self.device_index = 0

@@ -6,6 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from analyzer.errors import UnsupportedError
+from analyzer.specs.vision_part import VISION_TYPES
 
 
 class _Kind(NamedTuple):
@@ -23,8 +24,8 @@ _KINDS: Final = (
         "a vision-language model",
         r"vlm?\d*|vision|llava|internvl\d*|pixtral|paligemma|multimodal|mllm|ovis\d*|glm-?4[.\d]*v",
         "whose vision part is not known here",
-        "give the folder with its config.json, of one of the types qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, glm4v_moe, "
-        "internvl and internvl_chat, or a text model",
+        f"give the folder with its config.json, of one of the types {', '.join(VISION_TYPES[:-1])} and {VISION_TYPES[-1]}, "
+        "or a text model",
     ),
     _Kind(
         "a multimodal model",

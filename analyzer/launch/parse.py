@@ -47,11 +47,11 @@ def parse(
     """Parses `argv`, the words after the program's name.
 
     `environ` is the environment and `folder` the working folder of the launch. `own`: Megatron's options of a launch through a
-    framework; `argv` then has only options of the launcher and of this program. `later`: the release to assume, if another one
-    refuses the launch. Raises InputError for what torchrun or
-    Megatron refuses, UnsupportedError for what is not modelled. The world is None if nothing gives the number of GPUs.
+    framework; `argv` then has only options of the launcher and of this program. `later`: the release to assume for the launch of a
+    framework that another one refuses. Raises InputError for what torchrun or Megatron refuses, UnsupportedError for what is not
+    modelled. The world is None if nothing gives the number of GPUs.
     """
-    command = _read_command(argv, environ, folder, later)
+    command = _read_command(argv, environ, folder)
     words, info, known = command.words, command.info, command.known
     world = read_world(
         words.launcher_options,
@@ -70,8 +70,8 @@ def parse(
         own = replace(own, words=changed_words(own.words, info, known))
         if info.strict:
             _refuse_unknown(own)
-    if later is not None and not (of_framework or own.complete):
-        raise InputError("--info-megatron", "is the release of a launch of Megatron-LM itself", "give the release that you use")
+    if later is not None and (of_framework or own.complete):
+        command = replace(command, choice=later.choice(command.choice, command.catalogue))
     entry = _about_entry(words, known) if own.model is None and not of_framework else ()
     if info.world_size is None:
         world = own.world or world
@@ -102,7 +102,7 @@ class _Command:
     """About the file of --yaml-cfg."""
 
 
-def _read_command(argv: Sequence[str], environ: Mapping[str, str], folder: Path, later: LaterRelease | None) -> _Command:
+def _read_command(argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> _Command:
     """Separates the words of the launcher, of Megatron and of this program, with the options of the training script."""
     catalogue = load_catalogue()
     argv, of_file = _with_yaml(argv, catalogue, environ, folder)
@@ -112,8 +112,6 @@ def _read_command(argv: Sequence[str], environ: Mapping[str, str], folder: Path,
         words = split_argv(argv, catalogue.newest)
     info = read_info_options(words.info)
     choice = chosen_table(info.megatron, catalogue, environ, folder, entry=words.entry)
-    if later is not None:
-        choice = later.choice(choice, catalogue)
     table = table_with_script(choice.table, words.entry)
     known: Mapping[str, Option] = catalogue.newest
     if table is not None:

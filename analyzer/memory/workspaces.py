@@ -13,6 +13,7 @@ from functools import cache
 from math import prod
 from typing import Final, Literal
 
+from analyzer.memory.other_models import other_weight_bytes, weight_bytes
 from analyzer.modules.attention.unfused_attention import attention_mask, combines_masks
 from analyzer.modules.inputs import CachedDummies
 from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, Gemms, ModuleKind, kinds_with
@@ -20,11 +21,8 @@ from analyzer.modules.moe.dispatchers import gathered_token_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
-from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
-from analyzer.specs.fine_tuning import ALL_PARAMETERS, Phase
 from analyzer.specs.release_changes import core_behavior, torch_behavior
-from analyzer.states.buffers.parameter_order import sum_of_parameters
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
 
 GROUPED_GEMM_STREAMS: Final = 4
@@ -59,8 +57,8 @@ class Workspace:
     """With "backward": a forward that a checkpoint runs again in the backward allocates them too."""
     weight: tuple[int, ...] = ()
     """Only modules with a weight of this shape allocate them; empty if the shape does not matter."""
-    each_block: bool = False
-    """A block allocates one of those with this name."""
+    blocks: int = 1
+    """How many blocks allocate it, each an equal part."""
     freed: bool = False
     """It is made before each iteration, and freed by its forwards. It is counted in full throughout the iteration."""
 
@@ -95,14 +93,14 @@ def te_workspace_bytes(job: TrainingJob) -> int:
 
 def workspaces(job: TrainingJob, trees: Sequence[Module], *, stage: int | None = None) -> tuple[Workspace, ...]:
     """All workspaces and caches of a rank with these model chunks. `stage`: its pipeline stage."""
-    layers = sum(tree.derived(_latent_layers) for tree in trees)
+    layers = sum(tree.derived(_number, ModuleKind.KV_UP) for tree in trees)
     context = _context(job, shapes_of(job), [(tree, 1) for tree in trees], trees=trees, chunks=len(trees), latent_layers=layers)
     return _listed(replace(context, stage=stage))
 
 
 def workspaces_of(job: TrainingJob, modules: Sequence[Module]) -> tuple[Workspace, ...]:
     """The workspaces and caches that some modules of a rank use. Only for jobs without FSDP and optimizer offloading."""
-    layers = sum(module.derived(_latent_layers) for module in modules)
+    layers = sum(module.derived(_number, ModuleKind.KV_UP) for module in modules)
     context = _context(job, shapes_of(job), [(module, 1) for module in modules], trees=(), chunks=1, latent_layers=layers)
     return _listed(context)
 
@@ -112,7 +110,7 @@ def workspace_bytes(job: TrainingJob, shapes: Shapes, modules: Sequence[tuple[Mo
 
     Only for jobs without FSDP and optimizer offloading: these need the module trees.
     """
-    layers = sum(times * module.derived(_latent_layers) for module, times in modules)
+    layers = sum(times * module.derived(_number, ModuleKind.KV_UP) for module, times in modules)
     context = _context(job, shapes, modules, trees=(), chunks=chunks, latent_layers=layers)
     return sum(each.bytes for each in _listed(context))
 
@@ -177,9 +175,9 @@ def _kinds(tree: Module) -> frozenset[ModuleKind]:
     return frozenset({tree.kind}).union(*(child.derived(_kinds) for child in tree.children))
 
 
-def _gates(tree: Module) -> int:
-    """The number of gates of shared experts in a tree."""
-    return (tree.kind is ModuleKind.SHARED_GATE) + sum(child.derived(_gates) for child in tree.children)
+def _number(tree: Module, kind: ModuleKind) -> int:
+    """The number of modules of a kind in a tree."""
+    return (tree.kind is kind) + sum(child.derived(_number, kind) for child in tree.children)
 
 
 def _reads_fp4(tree: Module) -> bool:
@@ -254,13 +252,13 @@ def _workspaces_of_gates(context: _Context) -> Iterator[Workspace]:
     moe, kind = context.job.model.moe, ModuleKind.SHARED_GATE
     if moe is None or not moe.shared_overlap or kind not in context.kinds:
         return
-    layers = sum(count * module.derived(_gates) for module, count in context.modules)
+    layers = sum(count * module.derived(_number, kind) for module, count in context.modules)
     streams = shared_expert_streams(context.job, layers)
     for thread, phase in _THREADS:
-        name, size = f"cuBLAS workspace of a stream of shared experts, {thread} thread", cublas_workspace_bytes(context.job)
+        name, size = f"cuBLAS workspaces of the streams of shared experts, {thread} thread", cublas_workspace_bytes(context.job)
         # the product for the score runs beside the router (`pre_forward_comm`)
-        one = Workspace(name, size, frozenset({ModuleKind.ROUTER}), phase, recomputed=phase == "backward", each_block=True)
-        yield from [one] * streams
+        users, again = frozenset({ModuleKind.ROUTER}), phase == "backward"
+        yield Workspace(name, streams * size, users, phase, recomputed=again, blocks=streams)
 
 
 def shared_expert_streams(job: TrainingJob, layers: int) -> int:
@@ -328,28 +326,10 @@ def _weights_beside(context: _Context) -> Iterator[Workspace]:
     """
     for phase in context.job.tuning.beside:
         if phase.model is None:
-            size = sum(times * module.derived(_weight_bytes) for module, times in context.modules)
+            size = sum(times * module.derived(weight_bytes) for module, times in context.modules)
         else:
             size = other_weight_bytes(context.job, phase, stage=context.stage)
         yield Workspace(f"weights of the {phase.name} model", size, FROM_START, "forward")
-
-
-def other_weight_bytes(job: TrainingJob, phase: Phase, *, stage: int | None) -> int:
-    """Bytes of the weights of the other model of a phase.
-
-    `stage`: of the pipeline of the training; None for the stage with the fewest. Of another layout it is the one with the most.
-    """
-    sizes = [sum(tree.derived(_weight_bytes) for tree in each.trees) for each in stage_models(job_of_phase(job, phase))]
-    if phase.parallel is not None:
-        return max(sizes)
-    return min(sizes) if stage is None else sizes[stage]
-
-
-def job_of_phase(job: TrainingJob, phase: Phase) -> TrainingJob:
-    """The job with the model of a phase, if it has another one, and its layout."""
-    if phase.model is None:
-        return job
-    return replace(job, model=phase.model, parallel=phase.parallel or job.parallel, tuning=ALL_PARAMETERS)
 
 
 def _teacher_logits(context: _Context) -> Iterator[Workspace]:
@@ -369,10 +349,6 @@ def _teacher_logits(context: _Context) -> Iterator[Workspace]:
         size = round_up(dtype_bytes(dtype, kept), BLOCK) + round_up(dtype_bytes("int64", kept), BLOCK)
     microbatches = job.batch.microbatches * spec.iterations
     yield Workspace("logits of the teacher for all microbatches", microbatches * size, FROM_START, "forward", freed=True)
-
-
-def _weight_bytes(tree: Module) -> int:
-    return sum_of_parameters(tree, lambda each: round_up(dtype_bytes(each.dtype, each.numel), BLOCK))
 
 
 def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:
@@ -490,8 +466,3 @@ def _mla_rope_tables(context: _Context) -> Iterator[Workspace]:
     if mla.first_angles_stay:
         each = round_up(4 * (YARN_POSITIONS // job.parallel.context) * width, BLOCK)
         yield Workspace("RoPE frequency cache", cached * each, LATENT_PROJECTIONS, "forward")
-
-
-def _latent_layers(tree: Module) -> int:
-    """Number of layers with multi-latent attention in a tree."""
-    return (tree.kind is ModuleKind.KV_UP) + sum(child.derived(_latent_layers) for child in tree.children)

@@ -185,17 +185,25 @@ def head(shapes: EndShapes, *, pre_process: bool, mtp_here: bool = False) -> tup
     are on this stage (`mtp_here`) and embeddings are tied, the MTP copy of the embedding weight is used, and with several
     pipeline stages the output layer's own weight is unused (`GPTModel.__init__`, `shared_embedding_or_output_weight`).
     """
-    model = shapes.model
-    tied = model.tied_embeddings
+    input_shares = "hidden states of all depths" if shapes.model.mtp_num_layers else ""
     return (
-        output_layer(
-            shapes,
-            owns_weight=not (tied and pre_process),
-            shared=tied and shapes.split.pipelined and not mtp_here,
-            input_shares="hidden states of all depths" if model.mtp_num_layers else "",
-            embeds=tied and (pre_process or mtp_here) and not shapes.inputs.separate_graphs,
-        ),
+        decoder_output_layer(shapes, pre_process=pre_process, mtp_here=mtp_here, input_shares=input_shares),
         cross_entropy(shapes),
+    )
+
+
+def decoder_output_layer(shapes: EndShapes, *, pre_process: bool, mtp_here: bool = False, input_shares: str = "") -> Module:
+    """The output layer of a decoder, whose weight may be that of the embedding. The arguments are those of `head`.
+
+    `input_shares`: the tensor that its input is a part of.
+    """
+    tied = shapes.model.tied_embeddings
+    return output_layer(
+        shapes,
+        owns_weight=not (tied and pre_process),
+        shared=tied and shapes.split.pipelined and not mtp_here,
+        input_shares=input_shares,
+        embeds=tied and (pre_process or mtp_here) and not shapes.inputs.separate_graphs,
     )
 
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 VisionHolder = Literal["ms-swift", "Megatron-Bridge", "mbridge", "ROLL"]
 """The library that builds the vision part beside the language model."""
+VISION_TYPES: Final = tuple(
+    "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe glm4v_moe internvl internvl_chat".split()
+)
+"""The model_type of the configurations whose vision part is read."""
 
 
 @dataclass(frozen=True, kw_only=True)

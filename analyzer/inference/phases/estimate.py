@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from analyzer.inference.phases.forward import forward_bytes
 from analyzer.memory.device_overhead import outside_allocator_bytes
+from analyzer.memory.other_models import job_of_phase, other_weight_bytes
 from analyzer.memory.verdict import highest
-from analyzer.memory.workspaces import job_of_phase, other_weight_bytes
 from analyzer.results import PhaseMemory, RankClass, RankMemory, Report
 from analyzer.specs import TrainingJob
 from analyzer.specs.fine_tuning import Engine, ForwardPass, Phase

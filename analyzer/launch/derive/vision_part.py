@@ -14,7 +14,7 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.info_options import MODEL
 from analyzer.specs.fine_tuning import FineTuning
 from analyzer.specs.freezing import FreezeSpec
-from analyzer.specs.vision_part import VisionHolder, VisionTraining, VisionWeight, VisionWeights
+from analyzer.specs.vision_part import VISION_TYPES, VisionHolder, VisionTraining, VisionWeight, VisionWeights
 
 if TYPE_CHECKING:
     from analyzer.launch.derive.launch_input import LaunchInput
@@ -39,9 +39,7 @@ class _Held:
 _SWIFT: Final = _Held(frozen=frozenset({"vision_model", "vision_projection"}))
 _BRIDGE_QWEN3_MOE: Final = _Held(split=True, frozen=frozenset({"vision_model", _LANGUAGE}))
 _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
-    "ms-swift": dict.fromkeys(
-        "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe glm4v_moe internvl internvl_chat".split(), _SWIFT
-    ),
+    "ms-swift": dict.fromkeys(VISION_TYPES, _SWIFT),
     "Megatron-Bridge": {
         "qwen2_5_vl": _Held(encoder=("patch_embed.", "blocks.")),
         "qwen3_vl": _Held(split=True),

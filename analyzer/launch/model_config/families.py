@@ -11,11 +11,8 @@ from analyzer.launch.model_config import dense, experts, gpt_style, hybrid, late
 from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.refused import refusal
+from analyzer.specs.vision_part import VISION_TYPES
 
-WITH_VISION: Final = frozenset(
-    "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe glm4v_moe internvl internvl_chat".split()
-)
-"""Types of vision-language models whose vision part is read too."""
 FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "llama": dense.llama,
     "granite": dense.granite,
@@ -78,9 +75,9 @@ TEXT_MODELS: Final = frozenset({"llama4", "mistral3", "kimi_k25"})
 def megatron_model(config: Configuration) -> MegatronModel:
     """The model as options of Megatron-LM. Raises InputError for fields that are missing, UnsupportedError for other families."""
     kind = config.model_type
-    if kind in FAMILIES and not (kind in WITH_VISION and config.values.get("vision_config")):
+    if kind in FAMILIES and not (kind in VISION_TYPES and config.values.get("vision_config")):
         return FAMILIES[kind](config)
-    if kind in WITH_VISION:
+    if kind in VISION_TYPES:
         from analyzer.launch.model_config.vision_language import vision_language_model  # imported for such models only
 
         return vision_language_model(config, megatron_model)

@@ -180,7 +180,7 @@ class _Workspaces:
         self._allocate([each for each in self._remaining if in_step or each.phase != "optimizer"])
 
     def _allocate(self, wanted: Sequence[Workspace]) -> None:
-        allocate_permanent(self._allocator, (each.bytes for each in wanted))
+        allocate_permanent(self._allocator, (each.bytes // each.blocks for each in wanted for _ in range(each.blocks)))
         self._remaining = [each for each in self._remaining if each not in wanted]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from analyzer.modules.head import logits, output_layer
+from analyzer.modules.head import decoder_output_layer, logits
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import EndShapes
 from analyzer.modules.tree import Collective, Module, Tensor, total_bytes
@@ -25,13 +25,7 @@ _DIVERGENCES: Final[dict[Divergence, int]] = {"forward": 1, "reverse": 1, "Jense
 
 def distillation_head(shapes: EndShapes, *, pre_process: bool) -> tuple[Module, ...]:
     """Output layer and loss, after the final norm of the decoder. `pre_process`: the embedding is on the same stage."""
-    tied = shapes.model.tied_embeddings
-    layer = output_layer(
-        shapes,
-        owns_weight=not (tied and pre_process),
-        shared=tied and shapes.split.pipelined,
-        embeds=tied and pre_process and not shapes.inputs.separate_graphs,
-    )
+    layer = decoder_output_layer(shapes, pre_process=pre_process)
     # `Float16Module` converts the output, or its transposed copy; then nothing references the logits of the output layer
     converted = (logits(shapes, "logits", shapes.dtype), logits(shapes, "logits in fp32", "fp32"))
     return (replace(layer, forward_held=(), forward_workspace=converted), _loss(shapes))

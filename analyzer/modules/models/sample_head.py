@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analyzer.modules.head import logits, output_layer
+from analyzer.modules.head import decoder_output_layer, logits
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor, for_weight, total_bytes
@@ -74,13 +74,7 @@ def token_score_head(shapes: EndShapes, *, pre_process: bool) -> tuple[Module, .
 
     Tensor-parallel ranks gather the logits of the vocabulary. The gradient of the logit of a token has the size of all logits.
     """
-    tied = shapes.model.tied_embeddings
-    layer = output_layer(
-        shapes,
-        owns_weight=not (tied and pre_process),
-        shared=tied and shapes.split.pipelined,
-        embeds=tied and pre_process and not shapes.inputs.separate_graphs,
-    )
+    layer = decoder_output_layer(shapes, pre_process=pre_process)
     of_rank = logits(shapes, "logits", shapes.dtype)
     shape = (shapes.s, shapes.b, shapes.model.padded_vocab_size)
     whole = Tensor(name="gathered logits", shape=shape, dtype=shapes.dtype, formula="2·s·b·V")
