@@ -353,7 +353,7 @@ class Simulation:
             length=length,
             all_tokens=rounded(prompt_tokens + requests * (1 + load.drafts)),
             drafts=load.drafts,
-            captured=0 < tokens + of_group * (1 + load.drafts) <= load.captured,
+            captured=0 < group.tokens + ceil(requests / load.groups) * (1 + load.drafts) <= load.captured,
         )
         if work not in self.known:
             self.known[work] = self.seconds(work)

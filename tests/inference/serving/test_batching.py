@@ -58,6 +58,21 @@ def test_steps_with_prompts_are_graphs_up_to_a_number_of_tokens() -> None:
     assert not any(captured for _, captured in found)
 
 
+def test_full_steps_are_graphs_if_those_of_so_many_tokens_are() -> None:
+    """Prompts and generated tokens together are never more than `chunk`, in any group."""
+    captured: list[bool] = []
+
+    def noted(work: StepWork) -> float:
+        if work.prompt_tokens:
+            captured.append(work.captured)
+        return seconds(work)
+
+    for groups in (1, 2):
+        serve(load(clients=250, requests=2, prompt=100, spread=0.2, chunk=300, captured=300, groups=groups), noted)
+    assert len(captured) > 50
+    assert all(captured)
+
+
 def test_chunks_are_steps_of_their_own() -> None:
     steps: list[int] = []
 
