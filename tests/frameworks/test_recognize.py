@@ -171,6 +171,23 @@ def test_heads_of_few_outputs_replace_the_output_layer(tmp_path: Path, options: 
     assert counted == 6_946_075_648 + 151936 * 4096 * embeddings + 4096 * (outputs or 0)
 
 
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("--task_type embedding --model Qwen/Qwen3-Embedding-8B", 8_188_515_328 - 151665 * 4096),
+        ("--task_type generative_reranker --model Qwen/Qwen3-Reranker-8B", 8_188_548_096),
+        ("--task_type embedding --model Qwen/Qwen3-Embedding-0.6B", 595_776_512),
+        ("--task_type embedding --model Qwen/Qwen3-VL-Embedding-8B", 8_767_123_696 - 151936 * 4096),
+        ("--task_type generative_reranker --model Qwen/Qwen3-VL-Reranker-2B", 2_127_532_032),
+    ],
+)
+def test_embeddings_and_rerankers_of_qwen_are_known_by_name(tmp_path: Path, words: str, count: int) -> None:
+    """Parameters of the model classes of transformers. Embeddings have no output layer; that of 0.6B is tied."""
+    found = job(tmp_path, *f"megatron sft {words} --micro_batch_size 1 --packing true --info-world-size 1".split())
+    assert found.withheld == ()
+    assert parameter_counts(found.model, full_model(found)).unpadded == count
+
+
 def test_a_generative_reranker_gathers_the_logits_and_has_a_gradient_of_all_for_each_of_two_tokens(tmp_path: Path) -> None:
     """`GPTModel._postprocess` of mcore-bridge. Qwen3-8B has 151,936 tokens, padded to 152,064; 512 tokens of 2 samples; bf16."""
     words = (
