@@ -105,9 +105,14 @@ def ms_swift(path: Path, checkout: Path) -> Values:
         precision="bf16",
     )
     found.model = _expanded(given.get("model", given.get("mcore_model", "")), known)
-    sections = {"freeze_llm": "language_model", "freeze_vit": "vision_model", "freeze_aligner": "vision_projection"}
+    sections = {
+        "freeze_llm": ("language_model",),
+        "freeze_vit": ("vision_model", "sound_model"),
+        "freeze_aligner": ("vision_projection", "sound_projection"),
+    }
     defaults = {"freeze_llm": "false"}
-    found.frozen = frozenset(each for flag, each in sections.items() if given.get(flag, defaults.get(flag, "true")) == "true")
+    frozen = (flag for flag in sections if given.get(flag, defaults.get(flag, "true")) == "true")
+    found.frozen = frozenset(each for flag in frozen for each in sections[flag])
     found.uneven = any(name.startswith("decoder_") or name == "pipeline_model_parallel_layout" for name in given)
     if given.get("tuner_type", given.get("train_type", "full")) != "full":
         found.trained = "adapters"

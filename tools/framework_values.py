@@ -89,6 +89,7 @@ def config_of(name: str | None) -> tuple[str, Tree] | None:
 
 def _language_of(config: Tree) -> Tree:
     """The fields of the language model, which a vision-language model may have in a part of its config.json."""
+    config = config.get("thinker_config") or config
     return {**config, **(config.get("text_config") or config.get("llm_config") or {})}
 
 

@@ -68,11 +68,10 @@ def frozen_parts(config: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
 
 
 def bridge_vision(given: Mapping[str, Any], prefix: str) -> VisionTraining:
-    """The vision part of a model that Megatron-Bridge builds. `given`: settings such as freeze_vision_model."""
+    """The parts for images and sound of a model that Megatron-Bridge builds. `given`: settings such as freeze_vision_model."""
+    settings = {section: f"freeze_{section}" for section in FROZEN_PARTS} | {"sound_model": "freeze_audio_model"}
     frozen = tuple(
-        (section, is_true(given[f"freeze_{section}"]), f"{prefix}freeze_{section}")
-        for section in FROZEN_PARTS
-        if f"freeze_{section}" in given
+        (section, is_true(given[setting]), f"{prefix}{setting}") for section, setting in settings.items() if setting in given
     )
     return VisionTraining(holder="Megatron-Bridge", frozen=frozen)
 

@@ -40,7 +40,7 @@ _SIZES: Final = {
 """Settings of the Megatron engine, and the options that they stand for."""
 _MODEL_PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _IGNORED: Final = frozenset({
-    "freeze_language_model", "freeze_vision_model", "freeze_vision_projection",
+    "freeze_language_model", "freeze_vision_model", "freeze_vision_projection", "freeze_audio_model",
     "lr", "lr_warmup_steps_ratio", "total_training_steps", "weight_decay", "lr_warmup_steps", "betas", "clip_grad",
     "lr_warmup_init", "lr_decay_steps", "lr_decay_style", "min_lr", "weight_decay_incr_style", "lr_wsd_decay_style",
     "lr_wsd_decay_steps", "use_checkpoint_opt_param_scheduler", "zero_indexed_step", "override_optimizer_config", "_target_",

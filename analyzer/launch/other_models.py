@@ -30,8 +30,8 @@ _KINDS: Final = (
     _Kind(
         "a multimodal model",
         r"omni|audio|asr|tts|whisper",
-        "and parts for sound are not modelled",
-        "give a model of text, or of text and images",
+        "whose parts for images and sound are not known here",
+        "give the folder with its config.json, of the type qwen2_5_omni or qwen3_omni_moe, or a model of text and images",
     ),
     _Kind(
         "a Mamba hybrid",

@@ -1,6 +1,6 @@
-"""The vision part of a vision-language model that a framework trains: its weights, and what of them is trained.
+"""The parts for images and sound beside a language model that a framework trains: their weights, and what of them is trained.
 
-Its activations depend on the images of the data, and are not counted.
+Their activations depend on the images and sounds of the data, and are not counted.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from typing import Final, Literal
 
 VisionHolder = Literal["ms-swift", "Megatron-Bridge", "mbridge", "ROLL"]
 """The library that builds the vision part beside the language model."""
-VISION_TYPES: Final = tuple(
-    "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe glm4v_moe internvl internvl_chat".split()
+VISION_TYPES: Final = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+    *("glm4v_moe", "internvl", "internvl_chat", "qwen2_5_omni", "qwen3_omni_moe"),
 )
-"""The model_type of the configurations whose vision part is read."""
+"""The model_type of the configurations whose parts for images and sound are read."""
+Part = Literal["vision", "sound"]
+"""What a part reads. Its encoder and its projection are sections of their own, such as sound_model and sound_projection."""
+SECTIONS: Final = ("vision_model", "vision_projection", "sound_model", "sound_projection")
+"""The sections beside the language model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionWeight:
-    """Equal weights of a vision part."""
+    """Equal weights of a part for images or sound."""
 
     name: str
     """The name in the module of transformers, with `*` for the number of a layer."""
@@ -30,6 +35,7 @@ class VisionWeight:
     split: int | None = None
     """The dimension that tensor-parallel ranks share in a module of Megatron; None if each has all of it."""
     frozen: bool = False
+    part: Part = "vision"
 
     @property
     def numel(self) -> int:
@@ -39,7 +45,7 @@ class VisionWeight:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionWeights:
-    """All weights of the vision part of a model."""
+    """All weights of the parts of a model for images and sound."""
 
     model: str
     """The model, for messages."""
@@ -47,21 +53,39 @@ class VisionWeights:
     """That of its configuration."""
     weights: tuple[VisionWeight, ...]
     projection: tuple[str, ...]
-    """The beginnings of the names of the weights of the projection."""
+    """The beginnings of the names of the weights of the projections."""
 
     @property
     def numel(self) -> int:
         """Elements of all weights."""
         return sum(each.numel for each in self.weights)
 
+    @property
+    def described(self) -> str:
+        """What is beside the language model, for messages."""
+        return "vision and sound part" if self._hears else "vision part"
+
+    @property
+    def inputs(self) -> str:
+        """What it reads."""
+        return "images and sounds" if self._hears else "images"
+
+    @property
+    def _hears(self) -> bool:
+        return any(each.part == "sound" for each in self.weights)
+
+    def section(self, weight: VisionWeight) -> str:
+        """The section of one of the weights."""
+        return f"{weight.part}_{'projection' if weight.name.startswith(self.projection) else 'model'}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class VisionTraining:
-    """How a launch holds and trains the vision part of its model, if it has one."""
+    """How a launch holds and trains the parts of its model for images and sound, if it has some."""
 
     holder: VisionHolder
     frozen: tuple[tuple[str, bool, str], ...] = ()
-    """What the launch says of vision_model (the encoder), vision_projection and language_model: the name, whether it is frozen,
-    and the setting. The defaults of the holder hold for the others."""
+    """What the launch says of `SECTIONS` and language_model: the name, whether it is frozen, and the setting. The defaults of the
+    holder hold for the others."""
     uncounted: tuple[str, ...] = ()
     """Why more of it is trained than is counted, a fragment of a sentence each."""

@@ -97,10 +97,9 @@ def roll(folder: Path, more: str = "model_type: ~") -> TrainingJob:
 @pytest.mark.parametrize("name", VISION)
 def test_the_encoder_and_the_projection_have_as_many_parameters_as_the_real_modules(name: str) -> None:
     weights = weights_of(name)
-    sizes = {"vision_model": 0, "vision_projection": 0}
+    sizes = dict.fromkeys(VISION[name], 0)
     for each in weights.weights:
-        section = "vision_projection" if each.name.startswith(weights.projection) else "vision_model"
-        sizes[section] += each.copies * prod(each.shape)
+        sizes[weights.section(each)] += each.copies * prod(each.shape)
     assert sizes == VISION[name]
 
 
@@ -271,6 +270,43 @@ def test_a_model_that_bridge_does_not_build_is_refused(tmp_path: Path) -> None:
         nemo(tmp_path, "OpenGVLab/InternVL3-8B")
 
 
+def test_models_with_sound_have_two_parts(tmp_path: Path) -> None:
+    """`Qwen2_5Omni_Vit` of mcore-bridge, which builds neither the talker nor token2wav: everything else is frozen by default.
+
+    Of `Qwen2_5OmniAudioEncoder` of transformers: 32 layers with a norm before attention and FFN, and k_proj without a bias.
+    """
+    name = "Qwen/Qwen2.5-Omni-7B"
+    weights = dict(_single_weights(weights_of(name)))
+    assert weights["audio_tower.conv2.weight"] == (1280, 1280, 3)
+    assert weights["audio_tower.layers.31.fc1.weight"] == (5120, 1280)
+    assert "audio_tower.layers.0.self_attn.k_proj.bias" not in weights
+    assert weights["blocks.31.attn.k.bias"] == (1280,)
+    found = swift(tmp_path, name, "--freeze_llm", "true", "--freeze_vit", "false", "--tensor_model_parallel_size", "2", world=2)
+    assert sum(each.numel for each in held(found)) == TOTAL[name]
+    assert trained(found) == VISION[name]["vision_model"] + VISION[name]["sound_model"] == 631_975_680 + 635_056_128
+    assert "on the images and sounds of the data" in " ".join(found.not_counted)
+    assert trained(swift(tmp_path, name)) == 7_615_616_512
+
+
+def test_adapters_are_beside_the_language_model_of_a_model_with_sound(tmp_path: Path) -> None:
+    """Rank 8 beside qkv (32 heads and 2 × 4 groups of 128 from 2048) and the output projection of 48 layers."""
+    options = ("--tuner_type", "lora", "--target_modules", "linear_qkv", "linear_proj")
+    found = swift(tmp_path, "Qwen/Qwen3-Omni-30B-A3B-Captioner", *options)
+    assert trained(found) == 48 * 8 * (2048 + 5120 + 4096 + 2048)
+    assert sum(each.numel for each in held(found) if each.name.startswith("audio_tower.proj")) == 4_263_168
+
+
+@pytest.mark.parametrize(
+    ("settings", "frozen"),
+    [("{}", 0), ("{freeze_audio_model: true}", 637_676_544), ("{freeze_vision_model: true}", 631_975_680 + 36_708_608)],
+)
+def test_bridge_freezes_the_encoder_of_sound_with_its_projection(tmp_path: Path, settings: str, frozen: int) -> None:
+    """`Qwen25OmniThinkerModel.freeze`. The thinker has 4,703,464,448 parameters."""
+    found = nemo(tmp_path, "Qwen/Qwen2.5-Omni-3B", f"freeze_config: {settings}")
+    assert trained(found) == 4_703_464_448 - frozen
+    assert not any("freeze" in each for each in found.withheld)
+
+
 def test_roll_trains_the_vision_part_unless_its_prefix_is_frozen(tmp_path: Path) -> None:
     found = roll(tmp_path)
     assert sum(each.numel for each in held(found)) == 415_347_712
@@ -314,4 +350,4 @@ def test_the_shadow_engine_refuses_a_vision_part(tmp_path: Path) -> None:
 def test_a_launch_of_megatron_trains_the_language_model(tmp_path: Path) -> None:
     found = job(tmp_path, "--nproc-per-node", "8", "--info-model", "Qwen/Qwen3-VL-8B-Instruct")
     assert held(found) == ()
-    assert "its vision encoder is left out" in " ".join(found.assumptions)
+    assert "its vision part is left out" in " ".join(found.assumptions)

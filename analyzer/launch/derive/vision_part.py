@@ -1,7 +1,7 @@
-"""How a framework holds the vision part of its model, and what of it is trained.
+"""How a framework holds the parts of its model for images and sound, and what of them is trained.
 
-Sources: mcore_bridge/model/mm_gpts (mcore-bridge 1.6) and `_init_multimodal_full` of ms-swift 4.6; models/qwen_vl and models/glm_vl
-of Megatron-Bridge; mcore_adapter/models of ROLL.
+Sources: mcore_bridge/model/mm_gpts (mcore-bridge 1.6) and `_init_multimodal_full` of ms-swift 4.6; models/qwen_vl, qwen_omni and
+glm_vl of Megatron-Bridge; mcore_adapter/models of ROLL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.info_options import MODEL
 from analyzer.specs.fine_tuning import FineTuning
 from analyzer.specs.freezing import FreezeSpec
-from analyzer.specs.vision_part import VISION_TYPES, VisionHolder, VisionTraining, VisionWeight, VisionWeights
+from analyzer.specs.vision_part import SECTIONS, VISION_TYPES, VisionHolder, VisionTraining, VisionWeight, VisionWeights
 
 if TYPE_CHECKING:
     from analyzer.launch.derive.launch_input import LaunchInput
@@ -26,7 +26,7 @@ _EVERYTHING: Final = FreezeSpec(pattern=".")
 
 @dataclass(frozen=True, kw_only=True)
 class _Held:
-    """How a library holds the vision part of one family."""
+    """How a library holds the parts of one family."""
 
     split: bool = False
     """Modules of Megatron, which tensor-parallel ranks share; otherwise the module of transformers on each of them."""
@@ -34,9 +34,12 @@ class _Held:
     """Sections that are frozen unless the launch says otherwise."""
     encoder: tuple[str, ...] = ("",)
     """The beginnings of the names of weights that freezing the encoder freezes."""
+    apart: bool = True
+    """The projection is a section of its own; otherwise it is frozen with the encoder."""
 
 
-_SWIFT: Final = _Held(frozen=frozenset({"vision_model", "vision_projection"}))
+_SWIFT: Final = _Held(frozen=frozenset(SECTIONS))
+_BRIDGE_OMNI: Final = _Held(apart=False)
 _BRIDGE_QWEN3_MOE: Final = _Held(split=True, frozen=frozenset({"vision_model", _LANGUAGE}))
 _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
     "ms-swift": dict.fromkeys(VISION_TYPES, _SWIFT),
@@ -47,6 +50,8 @@ _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
         "qwen3_5": _Held(split=True),
         "qwen3_5_moe": _Held(split=True),
         "glm4v_moe": _Held(encoder=("patch_embed.", "blocks.")),
+        "qwen2_5_omni": _BRIDGE_OMNI,
+        "qwen3_omni_moe": _BRIDGE_OMNI,
     },
     "ROLL": dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _Held()),
     "mbridge": {},
@@ -55,20 +60,20 @@ _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
 
 
 def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob, FineTuning]:
-    """The job with the vision part of its model, and its tuning without what is read of that.
+    """The job with the parts of its model for images and sound, and its tuning without what is read of them.
 
-    Raises UnsupportedError for a model whose vision part the library of the framework does not build.
+    Raises UnsupportedError for a model whose parts the library of the framework does not build.
     """
     weights, tuning = launch.arguments.vision, launch.arguments.tuning
     if weights is None:
         return job, tuning
     training = tuning.vision
     if training is None:
-        launch.assume(f"{weights.model}: its vision encoder is left out; its memory is not counted.")
+        launch.assume(f"{weights.model}: its {weights.described} is left out; its memory is not counted.")
         return job, tuning
     held = _HELD[training.holder].get(weights.model_type)
     if held is None:
-        fault = f"the vision part of {weights.model} in {training.holder} is not modelled"
+        fault = f"the {weights.described} of {weights.model} in {training.holder} is not modelled"
         raise UnsupportedError(MODEL, fault, "use another framework, or analyze a launch of its language model")
     frozen = _frozen_sections(held, training)
     every = tuning.adapter is not None
@@ -78,7 +83,8 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
     model = replace(job.model, vision_weights=found)
     reasons = (*training.uncounted, *_uncounted(tuning, held, found))
     images = (
-        f"the activations of the vision part of {weights.model} on the images of the data, and their embeddings, are not counted"
+        f"the activations of the {weights.described} of {weights.model} on the {weights.inputs} of the data, and their embeddings, "
+        "are not counted"
     )
     withheld = (*job.withheld, *_estimated(job, tuning, weights))
     return replace(job, model=model, not_counted=(images, *reasons), withheld=withheld), _of_language(tuning, held, training)
@@ -86,28 +92,25 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
 
 def _frozen_sections(held: _Held, training: VisionTraining) -> frozenset[str]:
     given = {section: frozen for section, frozen, _ in training.frozen}
-    return frozenset(
-        section for section in ("vision_model", "vision_projection", _LANGUAGE) if given.get(section, section in held.frozen)
-    )
+    return frozenset(section for section in (*SECTIONS, _LANGUAGE) if given.get(section, section in held.frozen))
 
 
 def _as_held(weight: VisionWeight, held: _Held, of: VisionWeights, frozen: frozenset[str], *, every: bool) -> VisionWeight:
     """A weight as a rank holds it. `every`: all weights are frozen, beside adapters."""
-    in_projection = weight.name.startswith(of.projection)
-    section = "vision_projection" if in_projection else "vision_model"
-    fixed = every or (section in frozen and (in_projection or weight.name.startswith(held.encoder)))
+    section = of.section(weight) if held.apart else f"{weight.part}_model"
+    fixed = every or (section in frozen and (section.endswith("projection") or weight.name.startswith(held.encoder)))
     return replace(weight, frozen=fixed, split=weight.split if held.split else None)
 
 
 def _check_split(weights: tuple[VisionWeight, ...], of: VisionWeights, *, tensor: int) -> None:
     uneven = next((each for each in weights if each.split is not None and each.shape[each.split] % tensor), None)
     if uneven is not None:
-        fault = f"{uneven.name} of the vision part of {of.model} cannot be split over {tensor} tensor-parallel ranks"
+        fault = f"{uneven.name} of the {of.described} of {of.model} cannot be split over {tensor} tensor-parallel ranks"
         raise InputError("--tensor-model-parallel-size", fault, "use a divisor of its heads and of the width of its FFN")
 
 
 def _of_language(tuning: FineTuning, held: _Held, training: VisionTraining) -> FineTuning:
-    """The tuning of the language model: what freezes the vision part is read, and all of the language model can be frozen."""
+    """The tuning of the language model: what freezes the other parts is read, and all of the language model can be frozen."""
     settings = {setting for section, frozen, setting in training.frozen if frozen}
     others = tuple(each for each in tuning.frozen if each not in settings)
     if _LANGUAGE not in _frozen_sections(held, training) or tuning.adapter is not None:
@@ -122,8 +125,8 @@ def _describe(launch: LaunchInput, found: tuple[VisionWeight, ...], of: VisionWe
     how = "as modules of Megatron, which tensor-parallel ranks share" if held.split else "complete on each tensor-parallel rank"
     what = "all frozen" if not trained else "all trained" if trained == of.numel else f"of which {trained:,} are trained"
     launch.assume(
-        f"The {of.numel:,} parameters of the vision part of {of.model} are on the first pipeline stage, {how}, {what}. "
-        "The images, and the time for them, are not counted: the sequences are counted as text of their length."
+        f"The {of.numel:,} parameters of the {of.described} of {of.model} are on the first pipeline stage, {how}, {what}. "
+        f"The {of.inputs}, and the time for them, are not counted: the sequences are counted as text of their length."
     )
 
 
@@ -143,8 +146,8 @@ def _estimated(job: TrainingJob, tuning: FineTuning, of: VisionWeights) -> Itera
     spec = tuning.freezing
     of_images = spec is not None and any(each.startswith("visual") for each in spec.prefixes)
     if spec is not None and (of_images or spec.pattern or spec.ratio or spec.trained_pattern):
-        yield f"what {', '.join(tuning.frozen)} freezes in the vision part of {of.model} is not known"
+        yield f"what {', '.join(tuning.frozen)} freezes in the {of.described} of {of.model} is not known"
     if job.fsdp is not None:
-        yield f"the vision part of {of.model} is counted without FSDP units of its own"
+        yield f"the {of.described} of {of.model} is counted without FSDP units of its own"
     if job.optimizer.muon is not None:
-        yield f"which weights of the vision part of {of.model} Muon updates is not known"
+        yield f"which weights of the {of.described} of {of.model} Muon updates is not known"

@@ -100,10 +100,11 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
 
 
 def _vision(launch: LaunchOptions, *, adapters: bool) -> VisionTraining:
-    """What of a vision-language model is frozen (`_init_multimodal_full`). The encoder and the projection are by default."""
-    flags = (("vision_model", "--freeze_vit"), ("vision_projection", "--freeze_aligner"), ("language_model", "--freeze_llm"))
-    frozen = tuple((section, _true(launch, flag), flag) for section, flag in flags if launch.has(flag))
-    of_vision = [flag for section, is_frozen, flag in frozen if not is_frozen and section != "language_model"]
+    """What of a multimodal model is frozen (`_init_multimodal_full`). The encoders and the projections are by default."""
+    flags = {"vision_model": "--freeze_vit", "vision_projection": "--freeze_aligner", "language_model": "--freeze_llm"}
+    flags |= {"sound_model": "--freeze_vit", "sound_projection": "--freeze_aligner"}
+    frozen = tuple((section, _true(launch, flag), flag) for section, flag in flags.items() if launch.has(flag))
+    of_vision = dict.fromkeys(flag for section, is_frozen, flag in frozen if not is_frozen and section != "language_model")
     if adapters and of_vision:
         return VisionTraining(
             holder="ms-swift", uncounted=(f"adapters of the vision part ({', '.join(of_vision)}) are not counted",)

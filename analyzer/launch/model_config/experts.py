@@ -78,7 +78,7 @@ def mixtral(config: Configuration) -> MegatronModel:
 
 def qwen_moe(config: Configuration) -> MegatronModel:
     """Qwen 1.5 and 2 MoE: biases of q, k, v, and shared experts with a gate. Qwen 3 MoE: norms of q and k."""
-    third = config.model_type in ("qwen3_moe", "qwen3_vl_moe_text")
+    third = config.model_type in ("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text")
     config = with_head_size(config, 128) if third else config
     if config.flag("use_sliding_window", False):
         raise config.not_expressible("sliding windows in a part of its MoE layers")

@@ -42,6 +42,8 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "qwen3_vl_moe_text": experts.qwen_moe,
     "qwen2_vl_text": dense.qwen2,
     "qwen2_5_vl_text": dense.qwen2,
+    "qwen2_5_omni_text": dense.qwen2,
+    "qwen3_omni_moe_text": experts.qwen_moe,
     "gpt_oss": experts.gpt_oss,
     "glm4_moe": experts.glm4_moe,
     "glm4v_moe_text": experts.glm4_moe,

@@ -50,7 +50,6 @@ REFUSED: Final = {
 }
 """Types that are not modelled, by the part that the options of a GPT in Megatron-LM do not give."""
 _IMAGES: Final = {
-    "qwen2_5_omni": "encoders of images and sound",
     "llava_next": "a number of image tokens that depends on the size of an image",
     "llava_onevision": "a number of image tokens that depends on the size of an image",
     "mllama": "cross-attention between text and images",
@@ -106,7 +105,6 @@ _NAMES: Final = {
     "bert-": "bert",
     "roberta-": "roberta",
     "modernbert": "modernbert",
-    "qwen2.5-omni": "qwen2_5_omni",
     "llava-v1.6": "llava_next",
     "llava-next": "llava_next",
     "llava-onevision": "llava_onevision",

@@ -1,13 +1,14 @@
-"""The weights of the vision parts of models of Hugging Face, from `vision_config` of their configurations.
+"""The weights of the parts of models of Hugging Face for images and sound, from `vision_config` and `audio_config`.
 
-Source: the vision modules in src/transformers/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,glm4v_moe,internvl}/modeling_*.py of
+Source: the modules in src/transformers/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,glm4v_moe,internvl,qwen2_5_omni,qwen3_omni_moe} of
 transformers 5.24.0, with the defaults of their configuration classes. `InternVisionModel` of InternVL's own code has the weights
 of InternVLVisionModel, with those of queries, keys and values in one matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from analyzer.launch.model_config.configuration import Configuration
@@ -20,16 +21,24 @@ _ROW: Final = 1
 
 
 def vision_weights(config: Configuration, *, width: int) -> VisionWeights:
-    """The weights of the vision part. `width`: that of the language model. Raises InputError for fields that are missing."""
+    """The weights of both parts. `width`: that of the language model. Raises InputError for fields that are missing."""
     kind = config.model_type
     read, projection = _FAMILIES[kind]
     return VisionWeights(model=config.name, model_type=kind, weights=tuple(read(config, width)), projection=projection)
 
 
 def _linear(
-    name: str, outputs: int, inputs: int, *, copies: int = 1, bias: bool = True, split: int | None = None
+    name: str,
+    outputs: int,
+    inputs: int,
+    *,
+    copies: int = 1,
+    bias: bool = True,
+    split: int | None = None,
+    window: tuple[int, ...] = (),
 ) -> Iterator[VisionWeight]:
-    yield VisionWeight(name=f"{name}.weight", shape=(outputs, inputs), copies=copies, split=split)
+    """A linear layer, or a convolution with a `window`."""
+    yield VisionWeight(name=f"{name}.weight", shape=(outputs, inputs, *window), copies=copies, split=split)
     if bias:
         yield VisionWeight(name=f"{name}.bias", shape=(outputs,), copies=copies, split=0 if split == _COLUMN else None)
 
@@ -69,9 +78,10 @@ def _qwen2(config: Configuration, width: int) -> Iterator[VisionWeight]:
     yield from _qwen_merger(hidden, _merged(vision), vision.integer("hidden_size", 3584), bias=True)
 
 
-def _attention(hidden: int, depth: int, *, bias: bool = True) -> Iterator[VisionWeight]:
-    yield from _linear("blocks.*.attn.qkv", 3 * hidden, hidden, copies=depth, bias=bias, split=_COLUMN)
-    yield from _linear("blocks.*.attn.proj", hidden, hidden, copies=depth, bias=bias, split=_ROW)
+def _attention(hidden: int, depth: int, *, separate: bool = False) -> Iterator[VisionWeight]:
+    for name in ("q", "k", "v") if separate else ("qkv",):
+        yield from _linear(f"blocks.*.attn.{name}", hidden if separate else 3 * hidden, hidden, copies=depth, split=_COLUMN)
+    yield from _linear("blocks.*.attn.proj", hidden, hidden, copies=depth, split=_ROW)
 
 
 def _qwen_merger(hidden: int, merged: int, outputs: int, *, bias: bool) -> Iterator[VisionWeight]:
@@ -81,7 +91,7 @@ def _qwen_merger(hidden: int, merged: int, outputs: int, *, bias: bool) -> Itera
 
 
 def _qwen2_5(config: Configuration, width: int) -> Iterator[VisionWeight]:
-    """Qwen2.5-VL: RMSNorm and a gated FFN."""
+    """Qwen2.5-VL: RMSNorm and a gated FFN. In Qwen2.5-Omni queries, keys and values have a matrix each."""
     del width
     vision = config.nested("vision_config")
     hidden, depth, ffn = vision.integer("hidden_size"), vision.integer("depth", 32), vision.integer("intermediate_size", 3420)
@@ -89,7 +99,7 @@ def _qwen2_5(config: Configuration, width: int) -> Iterator[VisionWeight]:
     yield from _patches(vision, hidden, patch=patch, bias=False)
     yield from _norm("blocks.*.norm1", hidden, copies=depth, bias=False)
     yield from _norm("blocks.*.norm2", hidden, copies=depth, bias=False)
-    yield from _attention(hidden, depth)
+    yield from _attention(hidden, depth, separate=config.model_type == "qwen2_5_omni")
     yield from _linear("blocks.*.mlp.gate_proj", ffn, hidden, copies=depth, split=_COLUMN)
     yield from _linear("blocks.*.mlp.up_proj", ffn, hidden, copies=depth, split=_COLUMN)
     yield from _linear("blocks.*.mlp.down_proj", hidden, ffn, copies=depth, split=_ROW)
@@ -97,7 +107,10 @@ def _qwen2_5(config: Configuration, width: int) -> Iterator[VisionWeight]:
 
 
 def _qwen3(config: Configuration, width: int) -> Iterator[VisionWeight]:
-    """Qwen3-VL: learned positions, and a merger for each layer whose outputs are added in the language model (deepstack)."""
+    """Qwen3-VL: learned positions, and a merger for each layer whose outputs are added in the language model (deepstack).
+
+    Qwen3-Omni has other names for the weights of the mergers.
+    """
     del width
     vision = config.nested("vision_config")
     hidden, depth, ffn = vision.integer("hidden_size", 1152), vision.integer("depth", 27), vision.integer("intermediate_size", 4304)
@@ -111,13 +124,14 @@ def _qwen3(config: Configuration, width: int) -> Iterator[VisionWeight]:
     yield from _attention(hidden, depth)
     yield from _linear("blocks.*.mlp.linear_fc1", ffn, hidden, copies=depth, split=_COLUMN)
     yield from _linear("blocks.*.mlp.linear_fc2", hidden, ffn, copies=depth, split=_ROW)
-    yield from _norm("merger.norm", hidden)
-    yield from _linear("merger.linear_fc1", merged, merged, split=_COLUMN)
-    yield from _linear("merger.linear_fc2", outputs, merged, split=_ROW)
-    if layers:
-        yield from _norm("deepstack_merger_list.*.norm", merged, copies=len(layers))
-        yield from _linear("deepstack_merger_list.*.linear_fc1", merged, merged, copies=len(layers), split=_COLUMN)
-        yield from _linear("deepstack_merger_list.*.linear_fc2", outputs, merged, copies=len(layers), split=_ROW)
+    omni = config.model_type == "qwen3_omni_moe"
+    norm, first, second = ("ln_q", "mlp.0", "mlp.2") if omni else ("norm", "linear_fc1", "linear_fc2")
+    deep = "merger_list.*" if omni else "deepstack_merger_list.*"
+    for name, read, copies in (("merger", hidden, 1), (deep, merged, len(layers))):
+        if copies:
+            yield from _norm(f"{name}.{norm}", read, copies=copies)
+            yield from _linear(f"{name}.{first}", merged, merged, copies=copies, split=_COLUMN)
+            yield from _linear(f"{name}.{second}", outputs, merged, copies=copies, split=_ROW)
 
 
 def _glm(config: Configuration, width: int) -> Iterator[VisionWeight]:
@@ -194,6 +208,59 @@ def _side(vision: Configuration, key: str, default: int) -> int:
     return sides[0]
 
 
+def _qwen2_5_omni(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """The vision part of Qwen2.5-VL, and an encoder of sound as in Whisper whose outputs are projected."""
+    yield from _qwen2_5(config, width)
+    audio = config.nested("audio_config")
+    hidden = audio.integer("d_model", 1280)
+    convolutions = [
+        *_linear("conv1", hidden, audio.integer("num_mel_bins", 128), window=(3,)),
+        *_linear("conv2", hidden, hidden, window=(3,)),
+        VisionWeight(name="audio_bos_eos_token.weight", shape=(2, audio.integer("output_dim", 3584))),
+    ]
+    yield from _of_sound(audio, hidden, convolutions, unbiased=("k_proj",))
+
+
+def _qwen3_omni(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """The vision part of Qwen3-VL, and an encoder of sound with two-dimensional convolutions and a projection of two layers."""
+    yield from _qwen3(config, width)
+    audio = config.nested("audio_config")
+    hidden, channels = audio.integer("d_model", 1280), audio.integer("downsample_hidden_size", 480)
+    bins = audio.integer("num_mel_bins", 128)
+    for _ in range(3):  # each convolution halves the bins
+        bins = (bins + 1) // 2
+    convolutions = [
+        *_linear("conv2d1", channels, 1, window=(3, 3)),
+        *_linear("conv2d2", channels, channels, window=(3, 3)),
+        *_linear("conv2d3", channels, channels, window=(3, 3)),
+        *_linear("conv_out", hidden, channels * bins, bias=False),
+        *_linear("proj1", hidden, hidden),
+    ]
+    yield from _of_sound(audio, hidden, convolutions, projection="proj2")
+
+
+def _of_sound(
+    audio: Configuration,
+    hidden: int,
+    first: Sequence[VisionWeight],
+    *,
+    unbiased: tuple[str, ...] = (),
+    projection: str = "proj",
+) -> Iterator[VisionWeight]:
+    """An encoder of sound: the weights before its layers, the layers, the last norm and the projection."""
+    depth, ffn = audio.integer("encoder_layers", 32), audio.integer("encoder_ffn_dim", 5120)
+    found = [*first]
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        found += _linear(f"layers.*.self_attn.{name}", hidden, hidden, copies=depth, bias=name not in unbiased)
+    found += _linear("layers.*.fc1", ffn, hidden, copies=depth)
+    found += _linear("layers.*.fc2", hidden, ffn, copies=depth)
+    for name in ("self_attn_layer_norm", "final_layer_norm"):
+        found += _norm(f"layers.*.{name}", hidden, copies=depth)
+    found += _norm("ln_post", hidden)
+    found += _linear(projection, audio.integer("output_dim", 3584), hidden)
+    yield from (replace(each, name=f"audio_tower.{each.name}", part="sound") for each in found)
+
+
 _Reader = Callable[[Configuration, int], Iterator[VisionWeight]]
 _FAMILIES: Final[dict[str, tuple[_Reader, tuple[str, ...]]]] = {
     "qwen2_vl": (_qwen2, ("merger.",)),
@@ -205,5 +272,7 @@ _FAMILIES: Final[dict[str, tuple[_Reader, tuple[str, ...]]]] = {
     "glm4v_moe": (_glm, ("merger.",)),
     "internvl": (_intern, ("projector.",)),
     "internvl_chat": (_intern, ("projector.",)),
+    "qwen2_5_omni": (_qwen2_5_omni, ("merger.", "audio_tower.proj.")),
+    "qwen3_omni_moe": (_qwen3_omni, ("merger.", "merger_list.", "audio_tower.proj1.", "audio_tower.proj2.")),
 }
 """By the model_type of the configuration, with the beginnings of the names of weights of the projection."""

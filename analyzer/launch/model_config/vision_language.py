@@ -1,6 +1,8 @@
-"""Vision-language models: the language model as options of Megatron-LM, and the weights of the vision part.
+"""Multimodal models: the language model as options of Megatron-LM, and the weights of the parts for images and sound.
 
-Sources: src/transformers/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_vl_moe,glm4v_moe,internvl} of transformers 5.24.0.
+Of Qwen2.5-Omni and Qwen3-Omni the thinker is read, which is all that mcore-bridge and Megatron-Bridge build.
+Sources: src/transformers/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_vl_moe,glm4v_moe,internvl,qwen2_5_omni,qwen3_omni_moe} of
+transformers 5.24.0.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ _UNFUSED: Final = ("--no-rope-fusion",)
 
 def vision_language_model(config: Configuration, megatron_model: Callable[[Configuration], MegatronModel]) -> MegatronModel:
     """The model. `megatron_model` reads the configuration of the language model. Raises InputError for missing fields."""
+    if thinker := config.table("thinker_config"):
+        config = Configuration({**thinker, "model_type": config.model_type}, config.name)
     language = megatron_model(_language(config))
     width = next(int(option[1]) for option in language.options if option[0] == "--hidden-size")
     of_images = config.model_type not in ("internvl", "internvl_chat")

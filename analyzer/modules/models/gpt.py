@@ -138,7 +138,7 @@ def _parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
         return parts
     from analyzer.modules.models.vision_weights import vision_weights
 
-    return (vision_weights(inputs.of_ends), *parts)
+    return (*vision_weights(inputs.of_ends), *parts)
 
 
 def _trained_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:

@@ -173,6 +173,8 @@ def test_missing_and_wrong_fields_are_named(changed: dict[str, object], part: st
 LIKE = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe",
     "glm4v_moe_text": "glm4_moe",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
