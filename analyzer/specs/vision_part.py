@@ -52,6 +52,7 @@ class VisionWeights:
     model_type: str
     """That of its configuration."""
     weights: tuple[VisionWeight, ...]
+    """None if the part is not read."""
     projection: tuple[str, ...]
     """The beginnings of the names of the weights of the projections."""
 

@@ -316,6 +316,13 @@ def test_roll_trains_the_vision_part_unless_its_prefix_is_frozen(tmp_path: Path)
     assert not any("freeze" in each for each in found.withheld)
 
 
+@pytest.mark.parametrize("name", ["moonshotai/Kimi-K2.5", "mistralai/Ministral-3-3B-Base-2512"])
+def test_a_vision_part_that_is_not_read_leaves_no_verdict(tmp_path: Path, name: str) -> None:
+    found = swift(tmp_path, name, "--expert_model_parallel_size", "4" if "Kimi" in name else "1", world=4)
+    assert found.not_counted[0].startswith(f"the vision part of {name} is not modelled")
+    assert held(found) == ()
+
+
 # the verdict
 
 

@@ -68,6 +68,8 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
     if weights is None:
         return job, tuning
     training = tuning.vision
+    if not weights.weights:
+        return _unread(job, tuning, weights)
     if training is None:
         launch.assume(f"{weights.model}: its {weights.described} is left out; its memory is not counted.")
         return job, tuning
@@ -88,6 +90,15 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
     )
     withheld = (*job.withheld, *_estimated(job, tuning, weights))
     return replace(job, model=model, not_counted=(images, *reasons), withheld=withheld), _of_language(tuning, held, training)
+
+
+def _unread(job: TrainingJob, tuning: FineTuning, weights: VisionWeights) -> tuple[TrainingJob, FineTuning]:
+    """A launch whose model has a part that is not read: its configuration says so, and a framework builds it."""
+    training = tuning.vision
+    if training is None:
+        return job, tuning
+    reason = f"the vision part of {weights.model} is not modelled: its weights and activations are not counted"
+    return replace(job, not_counted=(reason, *training.uncounted)), _of_language(tuning, _Held(), training)
 
 
 def _frozen_sections(held: _Held, training: VisionTraining) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from analyzer.errors import UnsupportedError
@@ -11,13 +12,14 @@ from analyzer.launch.model_config import dense, experts, gpt_style, hybrid, late
 from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.refused import refusal
-from analyzer.specs.vision_part import VISION_TYPES
+from analyzer.specs.vision_part import VISION_TYPES, VisionWeights
 
 FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "llama": dense.llama,
     "granite": dense.granite,
     "mistral": dense.mistral,
     "qwen2": dense.qwen2,
+    "mimo": llama_like.mimo,
     "qwen3": dense.qwen3,
     "gemma": dense.gemma,
     "phi3": dense.phi3,
@@ -85,7 +87,8 @@ def megatron_model(config: Configuration) -> MegatronModel:
         return vision_language_model(config, megatron_model)
     if kind in TEXT_MODELS and "text_config" in config.values:
         text, notes = linear.text_model(config)
-        return megatron_model(text).noting(*notes)
+        unread = VisionWeights(model=config.name, model_type=kind, weights=(), projection=())
+        return replace(megatron_model(text).noting(*notes), vision=unread)
     if (refused := refusal(config.name, kind)) is not None:
         raise refused
     if "vision_config" in config.values or "audio_config" in config.values:

@@ -28,7 +28,8 @@ from analyzer.launch.model_config.common import (
     window,
 )
 from analyzer.launch.model_config.configuration import Configuration
-from analyzer.launch.model_config.dense import with_head_size
+from analyzer.launch.model_config.dense import qwen2, with_head_size
+from analyzer.launch.model_config.experts import mtp_note
 
 
 def seed_oss(config: Configuration) -> MegatronModel:
@@ -108,6 +109,11 @@ def ministral(config: Configuration) -> MegatronModel:
         normed=rms_norm(config, default=1e-5),
         linear=NO_BIASES,
     )
+
+
+def mimo(config: Configuration) -> MegatronModel:
+    """MiMo: Qwen 2 with an MTP layer."""
+    return qwen2(config).noting(*mtp_note(config))
 
 
 def stablelm(config: Configuration) -> MegatronModel:
