@@ -105,6 +105,10 @@ __info_before() {
             __info_write "$2" "$3" '' "$text"
             return 0
             ;;
+        source | .)
+            __info_environment "$text"
+            return 0
+            ;;
         exec | command | builtin) ;;
         '(('* | '[' | '[[') return 0 ;;
         [A-Za-z_]*=*)
@@ -197,6 +201,25 @@ __info_cover() {
             eval "function $first { INFO_SCRIPT_REAL=$first $by_stand_in \"\$@\"; }"
             ;;
     esac
+}
+
+# Defines a function for the command $1, such as `source /usr/local/Ascend/nnal/atb/set_env.sh`, that prints a line and succeeds, if
+# the file belongs to software of the machine of the training that is not installed here. Relative paths and those of users are not such.
+__info_environment() {
+    local rest=${1#*[[:space:]]} name=${1%%[[:space:]]*}
+    local -a words=()
+    __info_split "$rest" || return 0
+    case $__info_word in
+        *[=\?\*\<\>\&\;\|\(\)]*) return 0 ;;
+    esac
+    __info_expand "$__info_word" || return 0
+    case ${words[0]-} in
+        /usr/* | /opt/* | /etc/*) ;;
+        *) return 0 ;;
+    esac
+    if [[ ! -e ${words[0]} ]]; then
+        eval "function $name { unset -f $name; printf 'get-training-info: not here: $name %s\n' \"\$1\" >&2; }"
+    fi
 }
 
 # Appends one line about a command that failed, or that ends the script.

@@ -344,6 +344,18 @@ def test_folders_of_a_container_need_not_exist(tmp_path: Path) -> None:
         assert "not here: cd /" in done.stderr
 
 
+def test_files_that_set_up_software_of_the_cluster_need_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "own.sh").write_text("SIZE=7\n")
+    text = f"set -e\nsource /opt/software/set_env.sh || exit 1\n. /etc/absent/profile --fast\nsource own.sh\n{LAUNCH} --seed $SIZE"
+    done = run_text(text, "--info-dry", folder=tmp_path)
+    assert printed(done.stdout)[0].value("--seed") == "7"
+    assert "not here: source /opt/software/set_env.sh" in done.stderr
+    assert "not here: . /etc/absent/profile" in done.stderr
+    done = run_text(f"source {tmp_path}/absent.sh || exit 1\n{LAUNCH}", "--info-dry", folder=tmp_path)
+    assert done.returncode == 2
+    assert "absent.sh (line 2 of" in done.stderr
+
+
 def test_a_remote_command_without_a_launcher_is_not_run_here(tmp_path: Path) -> None:
     text = f'ssh node1 "pkill -f pretrain_gpt.py; touch {tmp_path}/touched"\n{LAUNCH}'
     done = run_text(text, "--info-dry", folder=tmp_path)
