@@ -59,6 +59,7 @@ CORE: Final = {
     "mtp_attention_of_last_layer": Line("get_transformer_layer_with_experimental_attention_variant_spec", "gpt_builders.py"),
     "stream_of_each_layer": Line(r"if self\.stream is None", f"{_C}/transformer/moe/shared_experts.py", since="0.10.0"),
     "mtp_layer": Line(r"self\.mtp_model_layer", f"{_C}/transformer", "mtp_model_layer", "transformer_layer"),
+    "recomputes_hybrid_stacks": Line("import checkpointed_forward", f"{_C}/models/hybrid"),
     "holds_mtp_logits": Line("def process_mtp_loss", f"{_C}/transformer", False, True),
     "counts_mtp_predictions": Line("def _compute_mtp_acceptance_counts", f"{_C}/transformer"),
     "parameters_in_buffers": Line("param_data", f"{_C}/distributed"),

@@ -240,13 +240,14 @@ class _Backward(_Forward):
                 self._stop_sharing()
         else:
             super().allocate(operation)
-            if operation.role is Role.SAVED:  # of a recomputation: it replaces what module attributes reference
+            if operation.role is Role.SAVED and not operation.module.recomputed:
+                # of a recomputation: it replaces what module attributes reference
                 self.saved -= _lingering(operation.tensors)
 
     def free(self, operation: Operation) -> None:
         if operation.role is not Role.LEFTOVER:
             super().free(operation)
-            if operation.role is Role.SAVED and id(operation.module) in self._checkpointed:
+            if operation.role is Role.SAVED and not operation.module.recomputed and id(operation.module) in self._checkpointed:
                 self.saved += _lingering(operation.tensors)
             elif operation.role is Role.SAVED and not operation.module.recomputed:
                 self.lingering += _lingering(operation.tensors)

@@ -249,7 +249,8 @@ def layer_runs(inputs: ModuleInputs, kinds: LayerRuns, *, received: bool = False
     `received`: the first input comes from another stage, and the schedule references it in any case.
     """
     recompute = inputs.recompute
-    if recompute.granularity != "full":
+    ignored = inputs.model.hybrid is not None and not inputs.core.recomputes_hybrid_stacks
+    if recompute.granularity != "full" or ignored:
         return tuple((one_layer(inputs, kind), times) for kind, times in kinds)
     size = 1 if recompute.num_layers is None else recompute.num_layers
     covered, rest = _covered(kinds, size) if recompute.method == "block" else (_groups(kinds, size), ())

@@ -257,8 +257,9 @@ class Module:
     @cached_property
     def lingering_once(self) -> int:
         """Of `lingering_bytes`, those that nothing else references, or that a checkpoint would free: one copy exists."""
-        if self.recomputed:
-            return total_bytes(self.referenced) + sum(child.lingering_bytes for child in self.children)
+        if self.recomputed:  # what a checkpoint inside leaves is counted with its backward
+            inside = sum(child.lingering_once if child.recomputed else child.lingering_bytes for child in self.children)
+            return total_bytes(self.referenced) + inside
         return total_bytes(self.referenced) + sum(child.lingering_once for child in self.children)
 
     @cached_property

@@ -96,6 +96,9 @@ class CoreBehavior(Behavior):
     # multi-token prediction
     mtp_layer: str = _by_release("transformer_layer", {"0.17": "mtp_model_layer"})
     """Name of the transformer layer in an MTP layer (transformer/multi_token_prediction.py)."""
+    recomputes_hybrid_stacks: bool = _during(since="0.18")
+    """The stacks of hybrid models, also those of MTP layers, have checkpoints with full recomputation (`HybridStack.forward`,
+    models/hybrid/hybrid_block.py). Before, only the checkpoint around an MTP layer has an effect."""
     holds_mtp_logits: bool = _during(until="0.17")
     """The logits of the last MTP layer are referenced until the loss of the model is computed: they are a local variable of
     `GPTModel._postprocess`. Later they belong to the function `process_mtp_loss`, which returns before that."""
@@ -193,6 +196,8 @@ class CoreFailures(Behavior):
     """With fewer query groups than tensor-parallel ranks, output gates are not sliced like queries (transformer/attention.py)."""
     mtp_without_userbuffers: bool = _during(until="0.17")
     """The projection of MTP layers has no name of a buffer for overlapped tensor parallelism (`TEColumnParallelLinear`)."""
+    mtp_recompute: bool = _during(since="0.18", until="0.19")
+    """The checkpoint around an MTP layer gets an argument that it has not (`MultiTokenPredictionLayer.forward`)."""
     latent_gradients_never: bool = _during(until="0.17")
     """Delayed weight gradients of latent projections are never computed (`MoELayer.backward_dw`)."""
     uniform_groups_complete: bool = _during(since="0.10", until="0.17")

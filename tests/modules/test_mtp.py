@@ -115,6 +115,21 @@ def test_every_depth_saves_its_own_softmax() -> None:
     assert chunk_memory(two).retained - chunk_memory(plain).retained > 2 * softmax
 
 
+@pytest.mark.parametrize(
+    ("release", "method", "of_decoder", "of_depth"),
+    [("0.17.1", "uniform", 0, 1), ("0.19.0", "uniform", 2, 3), ("0.19.0", "block", 1, 1)],
+)
+def test_checkpoints_of_hybrid_models(release: str, method: str, of_decoder: int, of_depth: int) -> None:
+    """`MultiTokenPredictionLayer._checkpointed_forward` covers a whole depth with uniform recomputation, `HybridStack.forward` of
+    0.18 and later each of the layers in a stack, with block recomputation only the first."""
+    line = "--hybrid-layer-pattern M-/*- --position-embedding-type none --recompute-granularity full --recompute-num-layers 1"
+    base = SMALL.replace("--num-layers 4 ", "")
+    job = job_of(f"{line} --recompute-method {method}", base=base, release=release)
+    (tree,) = stage_models(job)[0].trees
+    found = Counter("mtp" in path for path, module in tree.walk() if module.recomputed)
+    assert (found[False], found[True]) == (of_decoder, of_depth)
+
+
 def test_pipeline_messages_after_the_mtp_layers() -> None:
     """A message has D + 1 hidden states, and a message with its three sizes precedes it."""
     job = small("--mtp-num-layers 2 --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Ett|tt|mm|L", 4)

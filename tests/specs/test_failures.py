@@ -128,5 +128,16 @@ def test_dense_mtp_layers_overlap_from_0_19_on() -> None:
     job_of(f"{MTP} --moe-layer-freq [1,1,1,1,1,1,1,0]", gpus=8, release="0.19.0")
 
 
+DEPTH = "--position-embedding-type rope --mtp-num-layers 1"
+
+
+def test_full_recomputation_of_mtp_layers_fails_in_0_18() -> None:
+    for release in ("0.17.1", "0.19.0"):
+        job_of(f"{DEPTH} {UNIFORM} 1", release=release)
+    with pytest.raises(InputError, match=r"^--recompute-granularity: full fails in this release with MTP layers"):
+        job_of(f"{DEPTH} {UNIFORM} 1", release="0.18.2")
+    job_of(f"{UNIFORM} 2", release="0.18.2")
+
+
 def test_weight_gradients_of_latent_projections_are_delayed_from_0_17_on() -> None:
     job_of(f"{LATENT} --delay-wgrad-compute", gpus=8, release="0.17.1")

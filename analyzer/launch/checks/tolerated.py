@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from analyzer.launch.checks.graph_options import recomputed_dropout
 from analyzer.launch.derive.reading import since, switched_on
-from analyzer.launch.derive.recompute import ignores_recompute
+from analyzer.launch.derive.recompute import ignores_recompute_of_stack, recomputes_mtp_layers
 from analyzer.specs.option_names import flag_of
 
 if TYPE_CHECKING:
@@ -26,11 +26,8 @@ def warn_of_tolerated(launch: LaunchInput, job: TrainingJob) -> None:
         launch.warn("--no-check-for-nan-in-loss-and-grad is assumed: a CUDA graph of the full iteration cannot check for NaN.")
     if job.model.cross_entropy == "te" and since(arguments, "0.18") and switched_on(arguments, "cross_entropy_loss_fusion"):
         launch.warn("pretrain_gpt.py of Megatron 0.18 refuses --cross-entropy-fusion-impl te. It is analyzed as given.")
-    if ignores_recompute(arguments, job.model):
-        launch.warn(
-            f"{flag_of('recompute_granularity')} full has no effect: hybrid models recompute layers from core 0.18 on. They are "
-            "analyzed without it."
-        )
+    if ignores_recompute_of_stack(arguments, job.model):
+        _warn_of_ignored_recompute(launch, mtp_layers=recomputes_mtp_layers(arguments, job.model))
     for module, dest in recomputed_dropout(arguments, job):
         if dest not in arguments.given and since(arguments, "0.16"):
             launch.warn(f"Megatron refuses CUDA graphs that recompute {module} with dropout, its default: add {flag_of(dest)} 0.")
@@ -55,6 +52,15 @@ def warn_of_tolerated(launch: LaunchInput, job: TrainingJob) -> None:
             "With several optimizer instances Megatron-FSDP of this release shards experts over the replicas of the dense model, "
             "which have other experts, and trains wrongly: leave out --num-distributed-optimizer-instances."
         )
+
+
+def _warn_of_ignored_recompute(launch: LaunchInput, *, mtp_layers: bool) -> None:
+    named = f"{flag_of('recompute_granularity')} full has no effect"
+    since_0_18 = "hybrid models recompute layers from core 0.18 on."
+    if mtp_layers:
+        launch.warn(f"{named} on the decoder: {since_0_18} The MTP layers are recomputed.")
+    else:
+        launch.warn(f"{named}: {since_0_18} They are analyzed without it.")
 
 
 def _experts_are_reduced_with_others(job: TrainingJob) -> bool:

@@ -44,8 +44,18 @@ def recompute_spec(arguments: Arguments, *, model: ModelSpec) -> RecomputeSpec:
 
 def ignores_recompute(arguments: Arguments, model: ModelSpec) -> bool:
     """Whether full recomputation has no effect: up to 0.17, `MambaStack.forward` has no checkpoints (core/ssm/mamba_block.py)."""
+    return ignores_recompute_of_stack(arguments, model) and not recomputes_mtp_layers(arguments, model)
+
+
+def ignores_recompute_of_stack(arguments: Arguments, model: ModelSpec) -> bool:
+    """Whether full recomputation has no effect on the decoder."""
     full = arguments.get("recompute_granularity") == "full"
     return full and model.hybrid is not None and not since(arguments, "0.18")
+
+
+def recomputes_mtp_layers(arguments: Arguments, model: ModelSpec) -> bool:
+    """Whether the checkpoint around each MTP layer has an effect (`MultiTokenPredictionLayer._checkpointed_forward`)."""
+    return model.mtp_num_layers > 0 and arguments.get("recompute_method") == "uniform"
 
 
 def _granularity(arguments: Arguments) -> tuple[str | None, str | None, int | None]:

@@ -14,7 +14,7 @@ from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.embedding import embedding, vocabulary_weight
 from analyzer.modules.head import cross_entropy, output_layer, summed_weight_gradients
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.layer import LayerKind, one_layer, with_other_kernel
+from analyzer.modules.layer import LayerKind, checkpoint_sizes, checkpointed, one_layer, with_other_kernel
 from analyzer.modules.linear import at_weight_gradient, split_weight, weight_gradient
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import forward_input, gathers, output_gradient, saved_input
@@ -84,7 +84,7 @@ def _depth(shapes: AllShapes, depth: int, *, after: str, summed: bool) -> Module
     if recomputed:
         saved: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
         outlives: tuple[Tensor, ...] = ()
-        if _has_experts(shapes):
+        if _has_experts(shapes) and not all(_inner_checkpoints(shapes)):
             saved = tuple(replace(tensor, lingers=True) for tensor in saved)
             outlives = moe_checkpoint_leftovers(shapes)[1:] * 2
         inside = (
@@ -219,11 +219,41 @@ def _layers(shapes: Shapes, depth: int, *, path: str, under_checkpoint: bool) ->
     layer returns.
     """
     names = _layer_names(shapes)
+    kinds = _layer_kinds(shapes, depth)
+    covered = _inner_checkpoints(shapes)
     first, *following = (
-        replace(one_layer(shapes.inputs, kind, PROJECTED if shapes.sp and not number else ""), name=names[number])
-        for number, kind in enumerate(_layer_kinds(shapes, depth))
+        _checkpoint(shapes, kind, names[number], replaced=_replaces_last_run(shapes, depth))
+        if covered[number]
+        else replace(one_layer(shapes.inputs, kind, PROJECTED if shapes.sp and not number else ""), name=names[number])
+        for number, kind in enumerate(kinds)
     )
     return (_reading_projection(shapes, first, path=path, under_checkpoint=under_checkpoint), *following)
+
+
+def _inner_checkpoints(shapes: Shapes) -> tuple[bool, ...]:
+    """Whether each of the layers in a depth has a checkpoint of its own.
+
+    The stack of a hybrid model recomputes its layers (`HybridStack.forward`), also in a depth that is in a checkpoint already.
+    The inner checkpoints then run the forward with gradients, and the graph of what they leave does not reach the outer one.
+    """
+    if shapes.model.hybrid is None or not shapes.inputs.core.recomputes_hybrid_stacks:
+        return (False,) * len(_layer_names(shapes))
+    return tuple(size > 0 for size in checkpoint_sizes(shapes.inputs.recompute, len(_layer_names(shapes))))
+
+
+def _replaces_last_run(shapes: Shapes, depth: int) -> bool:
+    """Whether the layers of a depth have run in a later depth before: what that run left allocated is then freed."""
+    hybrid = shapes.model.hybrid
+    return hybrid is not None and hybrid.mtp_repeated and depth < shapes.model.mtp_num_layers - 1
+
+
+def _checkpoint(shapes: Shapes, kind: LayerKind, name: str, *, replaced: bool) -> Module:
+    """A layer of a depth in a checkpoint of its own. `replaced`: what it leaves takes the place of what an earlier run left."""
+    made = checkpointed(Shapes(shapes.inputs.of_checkpoints), kinds=(kind,))
+    if replaced:
+        made = replace(made, outlives=(), saved=tuple(replace(each, lingers=False) for each in made.saved))
+    (layer,) = made.children
+    return replace(made, children=(replace(layer, name=name),))
 
 
 def _layer_kinds(shapes: Shapes, depth: int) -> tuple[LayerKind, ...]:

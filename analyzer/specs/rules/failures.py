@@ -21,6 +21,7 @@ def failure_violations(job: TrainingJob) -> Iterator[Violation]:
     yield from _graphs_of_stages(job)
     yield from _fp32_residual(job)
     yield from _overlapped_mtp(job)
+    yield from _recomputed_mtp(job)
     yield from _skipped_final_norm(job)
     yield from _delayed_latent_projections(job)
     yield from _uniform_recompute(job)
@@ -164,6 +165,19 @@ def _overlapped_mtp(job: TrainingJob) -> Iterator[Violation]:
             ("overlap_moe_expert_parallel_comm",),
             "needs experts in the MTP layers, and they have none, like the last decoder layer",
             "leave it out",
+        )
+
+
+def _recomputed_mtp(job: TrainingJob) -> Iterator[Violation]:
+    """With full recomputation an MTP layer stops with a TypeError: `_checkpointed_forward` has no argument `padding_mask`.
+
+    Source: `MultiTokenPredictionLayer.forward` (core/transformer/multi_token_prediction.py), 0.18.
+    """
+    if job.model.mtp_num_layers and job.recompute.granularity == "full" and core_failures(job.megatron).mtp_recompute:
+        yield Violation(
+            ("recompute_granularity",),
+            "full fails in this release with MTP layers: core 0.18 passes an argument that their checkpoint does not have",
+            "use core 0.19 (--info-megatron 0.19.0) or selective, or leave out the MTP layers",
         )
 
 

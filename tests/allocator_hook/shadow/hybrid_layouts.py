@@ -41,6 +41,7 @@ _INDEXER = (
     "--dsa-indexer-n-heads 4 --dsa-indexer-head-dim 64 --dsa-indexer-topk 256 --dsa-indexer-loss-coeff 0.01 --q-lora-rank 192 "
     "--normalization RMSNorm"
 )
+_FULL = "--recompute-granularity full --recompute-method"
 _REPEATED = "--hybrid-layer-pattern MEM*/*E/*E --mtp-use-repeated-layer"
 
 HYBRID: Final = {
@@ -147,6 +148,14 @@ HYBRID: Final = {
         "--no-use-distributed-optimizer --muon-momentum 0.9",
         "full recompute": "--hybrid-layer-pattern MM-M*- --recompute-granularity full --recompute-method uniform "
         "--recompute-num-layers 1",
+        "full recompute, experts": f"--hybrid-layer-pattern MEM*E {_EXPERTS} {_NEMOTRON} {_FULL} uniform --recompute-num-layers 1",
+        "full recompute of blocks, experts, pp2": f"--hybrid-layer-pattern MEM*ME {_EXPERTS} {_NEMOTRON} {_FULL} block "
+        "--recompute-num-layers 2 --pipeline-model-parallel-size 2 --expert-model-parallel-size 2",
+        "mtp, full recompute": f"{_DEPTHS} {_NEMOTRON} {_FULL} uniform --recompute-num-layers 1",
+        "mtp, full recompute, experts, tp2 sp": f"--hybrid-layer-pattern MEM*/*E {_EXPERTS} {_NEMOTRON} {_FULL} uniform "
+        "--recompute-num-layers 1 --expert-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel",
+        "mtp, full recompute, repeated": f"{_REPEATED} {_EXPERTS} {_NEMOTRON} {_FULL} uniform --recompute-num-layers 1",
+        "mtp, full recompute of blocks": f"{_DEPTHS} {_NEMOTRON} {_FULL} block --recompute-num-layers 1",
     }.items()
 }
 HYBRID_SINCE: Final = {
@@ -160,6 +169,13 @@ HYBRID_SINCE: Final = {
     "hybrid, fp4": "0.17",
     "hybrid, fp4, experts": "0.17",
     "hybrid, full recompute": "0.18",
+    "hybrid, full recompute, experts": "0.18",
+    "hybrid, full recompute of blocks, experts, pp2": "0.18",
+    # the checkpoint around MTP layers fails in 0.18, and 0.17 recomputes nothing else: docs/accuracy.md has the differences
+    "hybrid, mtp, full recompute": "0.19",
+    "hybrid, mtp, full recompute, experts, tp2 sp": "0.19",
+    "hybrid, mtp, full recompute, repeated": "0.19",
+    "hybrid, mtp, full recompute of blocks": "0.17",
     "hybrid, gated delta nets": "0.17",
     "hybrid, gated delta nets only, one sample": "0.17",
     "hybrid, gated delta nets, tp2 sp": "0.17",
