@@ -212,7 +212,7 @@ def _has_experts(shapes: Shapes) -> bool:
     return shapes.model.moe is not None and shapes.model.moe.layers[-1]
 
 
-def _layers(shapes: Shapes, depth: int, *, path: str, under_checkpoint: bool) -> tuple[Module, ...]:
+def _layers(shapes: AllShapes, depth: int, *, path: str, under_checkpoint: bool) -> tuple[Module, ...]:
     """A transformer layer like the last one of the decoder, but for the window of its attention; in hybrid models several layers.
 
     Without gradients a local variable references the first input, a view of the whole output of the projection, until the first
@@ -247,7 +247,7 @@ def _replaces_last_run(shapes: Shapes, depth: int) -> bool:
     return hybrid is not None and hybrid.mtp_repeated and depth < shapes.model.mtp_num_layers - 1
 
 
-def _checkpoint(shapes: Shapes, kind: LayerKind, name: str, *, replaced: bool) -> Module:
+def _checkpoint(shapes: AllShapes, kind: LayerKind, name: str, *, replaced: bool) -> Module:
     """A layer of a depth in a checkpoint of its own. `replaced`: what it leaves takes the place of what an earlier run left."""
     made = checkpointed(Shapes(shapes.inputs.of_checkpoints), kinds=(kind,))
     if replaced:
