@@ -56,7 +56,7 @@ def _add_adapter(path: str, layer: Any, adapters: AdapterSpec, config: Any) -> N
     elif adapters.layers == "transformer_engine":
         layer.adapter = _EngineAdapter(adapters, config, layer)
     else:
-        layer.adapter = _Adapter(adapters, config, layer)
+        layer.adapter = _Adapter(adapters, config, layer, path=path)
         if adapters.method == "dora":
             layer.adapter.add_magnitude(layer)
             forward = _dora_forward
@@ -178,11 +178,18 @@ def _sum_over_experts(gradient: Any) -> Any:
     return gradient
 
 
+def _can_regather(path: str, config: Any) -> bool:
+    """`_sequence_parallel_input_regather_eligibility` without what depends on the call."""
+    name, modules = path.rpartition(".")[2], config.recompute_modules or []
+    covered = config.recompute_granularity == "full" or (name == "linear_fc1" and "mlp" in modules)
+    return name in ("linear_qkv", "linear_fc1") and ".mlp.experts." not in path and not covered
+
+
 class _Adapter(torch.nn.Module):
     """`ParallelLinearAdapter` with the defaults of `LoRA`."""
 
-    def __init__(self, adapters: AdapterSpec, config: Any, layer: Any, *, rows: int | None = None) -> None:
-        """`rows`: outputs of the adapter; None for those of the layer."""
+    def __init__(self, adapters: AdapterSpec, config: Any, layer: Any, *, path: str = "", rows: int | None = None) -> None:
+        """`path`: that of the layer. `rows`: outputs of the adapter; None for those of the layer."""
         super().__init__()
         from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
@@ -196,6 +203,7 @@ class _Adapter(torch.nn.Module):
         outputs, columns = (layer.out_features, layer.in_features) if grouped else layer.weight.shape
         options = {"config": whole, "bias": False, "init_method": torch.nn.init.xavier_normal_, "is_expert": grouped}
         self._exchanges = config.sequence_parallel and not grouped
+        self._regathers = adapters.regathers and config.sequence_parallel and _can_regather(path, config)
         self._per_expert = grouped and adapters.per_expert
         if self._per_expert:
             self.linear_in = _grouped(layer, columns, adapters.rank, whole)
@@ -212,10 +220,10 @@ class _Adapter(torch.nn.Module):
             )
             if hasattr(layer, "return_layernorm_output"):
                 layer.return_layernorm_output = True
-                layer.return_layernorm_output_gathered = config.sequence_parallel
-                self._exchanges = False
+                layer.return_layernorm_output_gathered = config.sequence_parallel and not adapters.regathers
+                self._exchanges = self._exchanges and adapters.regathers
         if getattr(layer, "parallel_mode", "") is None:  # each rank adapts its own tokens, or a dispatcher exchanges them
-            self._exchanges = False
+            self._exchanges = self._regathers = False
         outputs = rows or outputs
         self.linear_out = ColumnParallelLinear(adapters.rank, outputs, gather_output=self._split_input or duplicated, **options)
         if grouped and config.expert_model_parallel_size > 1:
@@ -241,13 +249,17 @@ class _Adapter(torch.nn.Module):
     def forward(self, x: Any, *splits: Any) -> Any:
         """[s, b, k] → [s, b, n], or the parts of this rank. `splits`: tokens of each expert."""
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, scatter_to_sequence_parallel_region
+        from megatron.core.tensor_parallel.random import is_checkpointing
 
         x = self.dropout(x)
         if self._per_expert:
             x, _ = self.linear_in(x, *splits)
             x, _ = self.linear_out(x, *splits)
             return x * 2.0
-        if self._exchanges and not self._split_input:
+        regathers = self._regathers and not is_checkpointing()
+        if not self._split_input:
+            self.linear_in.sequence_parallel = regathers
+        if self._exchanges and not self._split_input and not regathers:
             x = gather_from_sequence_parallel_region(x)
         x, _ = self.linear_in(x)
         x, _ = self.linear_out(x)

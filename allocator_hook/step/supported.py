@@ -26,7 +26,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
         "tiles text_length causal_encoder recompute separate_fields pixel_shuffle tag_tokens".split()
     ),
-    "AdapterSpec": frozenset("rank targets per_expert layers method dropout trained_copies".split()),
+    "AdapterSpec": frozenset("rank targets per_expert layers method dropout regathers trained_copies".split()),
     "FreezeSpec": frozenset("prefixes pattern ratio trained_prefixes trained_pattern".split()),
     "DistillationSpec": frozenset("divergence topk".split()),
     "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss".split()),
@@ -90,7 +90,8 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "VisionTraining": frozenset("holder frozen uncounted".split()),
     "Adapter": frozenset(
-        "kind rank alpha targets dropout adapter_dtype base_dtype share_expert_adapters layers also_trained source".split()
+        "kind rank alpha targets dropout adapter_dtype base_dtype share_expert_adapters layers regathers options also_trained "
+        "source".split()
     ),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),

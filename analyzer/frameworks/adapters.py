@@ -25,6 +25,41 @@ _KINDS: Final[dict[str, AdapterKind]] = {
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
 
 
+_OF_EXPERTS: Final = ("normalize_moe_lora", "experts_shared_outer_loras")
+_REGATHER: Final = "sequence_parallel_input_regather"
+_FIELDS: Final = frozenset({
+    "dim", "alpha", "target_modules", "exclude_modules", "dropout", "dropout_position", "lora_A_init_method", "lora_B_init_method",
+    "canonical_mapping",
+})  # fmt: skip
+_OF_LORA: Final = frozenset({_REGATHER, "a2a_experimental", "lora_dtype", "share_expert_adapters", *_OF_EXPERTS})
+_FIELDS_OF: Final[Mapping[AdapterKind, frozenset[str]]] = {
+    "lora": _FIELDS | _OF_LORA,
+    "canonical_lora": _FIELDS | {"normalize_moe_lora", "share_expert_adapters"},
+    "dora": _FIELDS,
+    "vlm_lora": _FIELDS | _OF_LORA | {"freeze_vision_model", "freeze_vision_projection", "freeze_language_model"},
+}
+"""Fields of the classes of Bridge."""
+
+
+def unknown_fields(config: Mapping[str, Any], prefix: str, kind: AdapterKind) -> list[str]:
+    """Keys of an adapter that its class in Bridge does not have, and that are not off."""
+    known = {"_target_", *_FIELDS_OF[kind]} if kind in _FIELDS_OF else config
+    return [f"{prefix}.{name}" for name, value in config.items() if name not in known and value not in (None, False, "", [], {})]
+
+
+def settings_of_adapter(config: Mapping[str, Any], kind: AdapterKind) -> tuple[str, ...]:
+    """Settings that change an adapter and that are no fields of `Adapter`."""
+    names = [name for name in ("a2a_experimental", *_OF_EXPERTS) if is_true(config.get(name))]
+    post = config.get("dropout_position") == "post"
+    found = (*names, *(("dropout_position=post",) if post else ()))
+    return tuple(each for each in found if each.partition("=")[0] in _FIELDS_OF.get(kind, ()))
+
+
+def is_regathered(config: Mapping[str, Any], kind: AdapterKind) -> bool:
+    """Whether inputs of adapters are gathered again in the backward."""
+    return _REGATHER in _FIELDS_OF.get(kind, ()) and is_true(config.get(_REGATHER))
+
+
 def bridge_adapter(config: Mapping[str, Any], prefix: str, kind: AdapterKind = "lora") -> Adapter | None:
     """The adapter of keys such as dim and target_modules; None if it is off. Raises InputError without a rank."""
     if not config or not is_true(config.get("enabled", True)):
@@ -41,6 +76,8 @@ def bridge_adapter(config: Mapping[str, Any], prefix: str, kind: AdapterKind = "
         dropout=_number(config.get("dropout")) or 0.0,
         adapter_dtype=dtype_name(config.get("lora_dtype")),
         share_expert_adapters=_flag(config.get("share_expert_adapters")),
+        regathers=is_regathered(config, kind),
+        options=settings_of_adapter(config, kind),
         source=f"{prefix}.dim={rank}",
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.frameworks.adapters import bridge_adapter, frozen_parts, kind_of
+from analyzer.frameworks.adapters import bridge_adapter, frozen_parts, kind_of, unknown_fields
 from analyzer.frameworks.containers import TARGET, Tree, from_yaml
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
@@ -196,7 +196,9 @@ def own_words(config: Tree) -> MegatronWords:
     found.words += length
     found.words += _vocabulary(model, _table(config, "tokenizer"))
     peft = _table(config, "peft")
-    adapter = bridge_adapter(peft, "peft", kind_of(str(peft.get(TARGET)))) if peft else None
+    kind = kind_of(str(peft.get(TARGET)))
+    adapter = bridge_adapter(peft, "peft", kind) if peft else None
+    found.unknown += unknown_fields(peft, "peft", kind)
     tuning = FineTuning(adapter=adapter, frozen=frozen_parts(model, "model"), packed=bool(notes))
     return MegatronWords(
         words=tuple(found.words),

@@ -57,6 +57,10 @@ _NO_EFFECT: Final = frozenset({
 })  # fmt: skip
 """Keys of megatron_cfg without an effect on the memory of an update. Logits are counted in fp32, as they are without
 defer_fp32_logits."""
+_OF_ADAPTERS: Final = frozenset({
+    "enabled", "target_modules", "exclude_modules", "dim", "alpha", "dropout", "dropout_position", "a2a_experimental", "lora_dtype",
+})  # fmt: skip
+"""Keys of peft that the adapters get (`LoRA` in models/megatron/setup.py)."""
 _EXPERTS: Final = "moe_"
 """Keys that begin so have no effect without experts."""
 _OF_OPTIMIZER: Final = frozenset({
@@ -295,7 +299,8 @@ def _vision(config: Tree) -> VisionTraining:
 def _tuning(tree: Tree, method: str) -> FineTuning:
     """The method with its other models, adapters and frozen parts."""
     config = table(tree, "policy.megatron_cfg")
-    adapter = bridge_adapter(table(config, "peft"), "policy.megatron_cfg.peft")
+    given = {name: value for name, value in table(config, "peft").items() if name in _OF_ADAPTERS}
+    adapter = bridge_adapter(given, "policy.megatron_cfg.peft")
     settings = {key: value for key, value in config.items() if key != "freeze_config"}
     frozen = frozen_parts({**table(config, "freeze_config"), **settings}, "policy.megatron_cfg")
     if method in ("sft", ""):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.frameworks.adapters import bridge_vision
+from analyzer.frameworks.adapters import bridge_vision, dtype_name, is_regathered, settings_of_adapter
 from analyzer.frameworks.batches import packed_batch, replicas_of
 from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words
@@ -24,7 +24,7 @@ from analyzer.frameworks.verl_settings import settings
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
-from analyzer.specs.fine_tuning import Adapter, Engine, FineTuning, ForwardPass, Phase, StatePart
+from analyzer.specs.fine_tuning import Adapter, AdapterKind, Engine, FineTuning, ForwardPass, Phase, StatePart
 from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import MIB, natural, share_of
 
@@ -258,17 +258,31 @@ def _adapter(settings: Mapping[str, str], names: _Names) -> Adapter | None:
     for name in (f"{names.model}lora.rank", f"{names.model}lora_rank"):
         rank = natural(settings.get(name, "0"))
         if rank:
-            kind = settings.get(f"{names.model}lora.type", "lora")
+            given = str(settings.get(f"{names.model}lora.type", "lora"))
+            kind: AdapterKind = "canonical_lora" if given == "canonical_lora" else "dora" if given == "dora" else "lora"
+            own = {key.removeprefix(f"{names.model}lora."): value for key, value in settings.items()}
             targets = settings.get(f"{names.model}lora.target_modules", settings.get(f"{names.model}target_modules", ""))
             alpha = settings.get(f"{names.model}lora.alpha", settings.get(f"{names.model}lora_alpha"))
             return Adapter(
-                kind="canonical_lora" if kind == "canonical_lora" else "dora" if kind == "dora" else "lora",
+                kind=kind,
                 rank=rank,
                 alpha=float(alpha) if alpha is not None and alpha.replace(".", "", 1).isdecimal() else None,
-                targets=tuple(filter(None, (each.strip(" '\"") for each in targets.strip("[]").split(",")))),
+                targets=_names_in(targets),
+                excluded=_names_in(own.get("exclude_modules", "")),
+                dropout=_share(settings, f"{names.model}lora.dropout", 0.0),
+                adapter_dtype=dtype_name(own.get("lora_dtype", own.get("dtype"))),
+                share_expert_adapters={"false": False, "true": True}.get(own.get("share_expert_adapters", "").lower()),
+                regathers=is_regathered(own, kind),
+                options=settings_of_adapter(own, kind),
                 source=f"{name}={rank}",
             )
     return None
+
+
+def _names_in(text: str) -> tuple[str, ...]:
+    """The names of a list; none for null."""
+    listed = "" if text in ("null", "None") else text
+    return tuple(filter(None, (each.strip(" '\"") for each in listed.strip("[]").split(","))))
 
 
 def _sized(value: str | None, flag: str) -> list[str]:

@@ -153,6 +153,7 @@ def _checked(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
 
 _FRAMEWORKS: Final[dict[AdapterLayers, str]] = {"megatron": "Megatron-Bridge", "transformer_engine": "ms-swift"}
 """Whose adapters have these layers."""
+_REGATHERED: Final = ", which gather their inputs again in the backward where sequence parallelism splits them"
 _METHODS: Final[dict[AdapterMethod, str]] = {"lora": "LoRA", "canonical": "Canonical LoRA", "dora": "DoRA"}
 
 
@@ -181,7 +182,7 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     if adapters is not None:
         launch.assume(
             f"{_METHODS[adapters.method]} adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as "
-            f"those of {_FRAMEWORKS[adapters.layers]}. "
+            f"those of {_FRAMEWORKS[adapters.layers]}{_REGATHERED if adapters.regathers else ''}. "
             "All other weights are frozen. TFLOP/s and MFU count their gradients too, which are not computed, as Megatron does."
         )
     if frozen is not None:

@@ -38,6 +38,7 @@ PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
 GPU: Final = "--info-gpu"
 LORA: Final = "--info-lora"
+LORA_REGATHER: Final = "--info-lora-regather"
 SAMPLE_LENGTH: Final = "--info-sample-length"
 SET: Final = "--info-set"
 UNSET: Final = "--info-unset"
@@ -148,6 +149,8 @@ class InfoOptions:
     """Options of the launch that are left out."""
     lora: tuple[int, tuple[str, ...]] | None = None
     """Rank of adapters, and the linear layers that have one; all if none is named."""
+    lora_regather: bool = False
+    """Adapters gather their inputs again in the backward."""
     sample_length: int | None = None
     """Tokens of a sample of which several are packed into a sequence; None if a sequence is one sample."""
     megatron: str | None = None
@@ -296,6 +299,9 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     "unset": InfoOption("LIST", "options of the launch to leave out, such as sequence-parallel", words),
     "lora": InfoOption(
         "RANK[:LIST]", "train LoRA adapters beside frozen weights, such as 16 or 16:linear_qkv,linear_proj (default: all)", lora
+    ),
+    "lora_regather": InfoOption(
+        "", "with --info-lora and sequence parallelism: gather inputs of adapters again in the backward, do not keep them", flag
     ),
     "sample_length": InfoOption(
         "N", "tokens of each sample packed into a sequence: sum of their squares / sum of lengths (default: one sample)", integer(1)

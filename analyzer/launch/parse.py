@@ -14,7 +14,7 @@ from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import Reading, is_option, operands_of, read_words
 from analyzer.launch.entry_script import check_entry
 from analyzer.launch.info_files import check_model_file
-from analyzer.launch.info_options import LORA, MODEL, PREFIX, InfoOptions, read_info_options, takes_value
+from analyzer.launch.info_options import LORA, LORA_REGATHER, MODEL, PREFIX, InfoOptions, read_info_options, takes_value
 from analyzer.launch.launchers.read_world import read_world
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords, megatron_words, with_fork_values
@@ -162,6 +162,8 @@ def _tuning(tuning: FineTuning, info: InfoOptions) -> FineTuning:
     if info.sample_length is not None:
         tuning = replace(tuning, sample_length=info.sample_length)
     if info.lora is None:
+        if info.lora_regather:
+            raise InputError(LORA_REGATHER, f"is only used with {LORA}", f"add {LORA} 32, or leave it out")
         return tuning
     if tuning.adapter is not None:
         raise InputError(LORA, f"the launch has adapters already ({tuning.adapter.source})", "leave one of them out")
@@ -169,7 +171,7 @@ def _tuning(tuning: FineTuning, info: InfoOptions) -> FineTuning:
     unknown = sorted({*targets} - {*ADAPTER_TARGETS})
     if unknown:
         raise InputError(LORA, f"{unknown[0]!r} is no linear layer that can have an adapter", f"use {', '.join(ADAPTER_TARGETS)}")
-    adapter = Adapter(kind="lora", rank=rank, targets=targets, source=f"{LORA} {rank}")
+    adapter = Adapter(kind="lora", rank=rank, targets=targets, regathers=info.lora_regather, source=f"{LORA} {rank}")
     return replace(tuning, adapter=adapter)
 
 

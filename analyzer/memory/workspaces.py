@@ -272,7 +272,7 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
     users: frozenset[ModuleKind] = FROM_START
     scratch = 0
     if shapes.sp:
-        gathering = {ModuleKind.OUTPUT_LAYER}
+        gathering = {ModuleKind.OUTPUT_LAYER, ModuleKind.ADAPTER_REGATHERED_IN}
         gathering |= set() if context.te else {ModuleKind.QKV, ModuleKind.FC1}
         users = kinds & gathering - frozenset().union(*(module.derived(_frozen_kinds) for module, _ in context.modules))
         gathered_in = Shapes(shapes.inputs.of_part("decoder")) if users == {ModuleKind.OUTPUT_LAYER} else shapes

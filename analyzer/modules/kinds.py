@@ -207,6 +207,8 @@ class ModuleKind(Enum):
     ADAPTER_DROPOUT = _without_gemms(Kernels.COPIES)
     ADAPTER_IN = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.MEGATRON, Parallel.NONE)
     """The projection of an adapter to its rank."""
+    ADAPTER_REGATHERED_IN = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.MEGATRON, Parallel.NONE)
+    """The same, which keeps the part of the sequence on its rank and gathers it in forward and backward."""
     ADAPTER_OUT = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.MEGATRON, Parallel.NONE)
     ADAPTER_ENGINE_IN = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)
     """The same with layers of Transformer Engine."""
@@ -275,7 +277,13 @@ LATENT_PROJECTIONS: Final = frozenset(
 )
 """Projections of multi-latent attention."""
 ADAPTER_PROJECTIONS: Final = frozenset(
-    {ModuleKind.ADAPTER_IN, ModuleKind.ADAPTER_OUT, ModuleKind.ADAPTER_ENGINE_IN, ModuleKind.ADAPTER_ENGINE_OUT}
+    {
+        ModuleKind.ADAPTER_IN,
+        ModuleKind.ADAPTER_REGATHERED_IN,
+        ModuleKind.ADAPTER_OUT,
+        ModuleKind.ADAPTER_ENGINE_IN,
+        ModuleKind.ADAPTER_ENGINE_OUT,
+    }
 )
 """Linear layers of adapters."""
 ATTENTION_BRANCH: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.ATTENTION, ModuleKind.MIXER, ModuleKind.ATTENTION_ADD})

@@ -37,6 +37,10 @@ class AdapterSpec:
     method: AdapterMethod = "lora"
     dropout: bool = False
     """Elements of the input of an adapter are dropped."""
+    regathers: bool = False
+    """Under sequence parallelism the first projections beside `linear_qkv` and `linear_fc1`, other than those of experts, keep the
+    part of the sequence on their rank, and gather it again in the backward (`LoRA.sequence_parallel_input_regather` of
+    Megatron-Bridge)."""
     trained_copies: tuple[TrainedCopy, ...] = ()
     """Modules that are trained too, each as a copy of a frozen one that stays on the GPU."""
 

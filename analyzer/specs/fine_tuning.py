@@ -53,6 +53,10 @@ class Adapter:
     share_expert_adapters: bool | None = None
     """Whether the experts of a rank share an adapter; None for the default of the framework."""
     layers: AdapterLayers = "megatron"
+    regathers: bool = False
+    """Inputs are gathered again in the backward (`AdapterSpec.regathers`)."""
+    options: tuple[str, ...] = ()
+    """Other settings of Megatron-Bridge that change adapters, as the launch names them."""
     also_trained: tuple[str, ...] = ()
     """Modules whose weights are trained too, as the launch names them."""
     source: str = ""

@@ -14,7 +14,7 @@ import pytest
 import analyzer
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.bridge import _flat
-from analyzer.specs import AdapterSpec
+from analyzer.specs import AdapterSpec, TrainingJob
 from tests.frameworks.files import batch, job, layout, write
 
 MODEL = """
@@ -161,6 +161,45 @@ def test_adapters_of_lora_are_modelled(folder: Path) -> None:
     found = job(folder, "config.yaml", peft, "comm_overlap.tp_comm_overlap=false", *WORLD)
     assert found.withheld == ()
     assert found.model.adapters == AdapterSpec(rank=16, targets=("linear_qkv", "linear_proj"))
+
+
+def adapters_with(folder: Path, kind: str, settings: str, *words: str) -> TrainingJob:
+    peft = f"peft={{_target_: megatron.bridge.peft.{kind}, dim: 16, {settings}}}"
+    return job(folder, "config.yaml", peft, "comm_overlap.tp_comm_overlap=false", *words, *WORLD)
+
+
+def test_inputs_of_adapters_can_be_gathered_again(folder: Path) -> None:
+    """A field of `LoRA`, which `DoRA` and `CanonicalLoRA` do not have."""
+    setting = "sequence_parallel_input_regather: true"
+    found = adapters_with(folder, "lora.LoRA", setting)
+    assert (found.withheld, found.model.adapters is not None and found.model.adapters.regathers) == ((), True)
+    for kind in ("dora.DoRA", "canonical_lora.CanonicalLoRA"):
+        other = adapters_with(folder, kind, setting)
+        assert other.withheld == ("peft.sequence_parallel_input_regather: the effect on memory is not known",)
+        assert other.tuning.adapter is not None
+        assert not other.tuning.adapter.regathers
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ("a2a_experimental: true", "a2a_experimental"),
+        ("dropout: 0.1, dropout_position: post", "dropout_position=post"),
+        ("dropout: 0.0, dropout_position: post", ""),
+        ("normalize_moe_lora: true", ""),
+        ("lora_A_init_method: kaiming", ""),
+    ],
+)
+def test_settings_of_adapters_that_change_memory_are_named(settings: str, reason: str, folder: Path) -> None:
+    """The model has no experts, of which normalize_moe_lora changes the rank."""
+    withheld = adapters_with(folder, "lora.LoRA", settings).withheld
+    assert withheld == ((f"peft.dim=16 trains adapters, which are not modelled with {reason}",) if reason else ())
+
+
+def test_an_unknown_setting_of_adapters_is_named(folder: Path) -> None:
+    assert adapters_with(folder, "lora.LoRA", "rank_pattern: {x: 8}").withheld == (
+        "peft.rank_pattern: the effect on memory is not known",
+    )
 
 
 def test_the_former_name_of_captured_parts_replaces_their_default(folder: Path) -> None:

@@ -183,3 +183,12 @@ def test_a_published_hybrid_is_read(folder: Path) -> None:
     found = job(folder, "recipes/llama.yaml", "policy.model_name=nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16")
     assert found.model.hybrid is not None
     assert found.model.num_layers == 52
+
+
+def test_adapters_get_some_of_the_keys(tmp_path: Path) -> None:
+    """`LoRA` is built with some keys (nemo_rl/models/megatron/setup.py): the others have no effect."""
+    peft = "peft: {enabled: true, dim: 8, sequence_parallel_input_regather: true, share_expert_adapters: false}"
+    write(tmp_path, {"base.yaml": BASE.replace("peft: {enabled: false, dim: 8}", peft)})
+    adapter = job(tmp_path, "base.yaml").tuning.adapter
+    assert adapter is not None
+    assert (adapter.rank, adapter.regathers, adapter.share_expert_adapters) == (8, False, None)

@@ -108,6 +108,23 @@ def test_adapters_of_verl_are_recorded() -> None:
     assert (adapter.rank, adapter.alpha, adapter.targets) == (32, 64, ("linear_qkv", "linear_proj"))
 
 
+def test_settings_of_adapters_reach_bridge() -> None:
+    """`create_peft` of Megatron-Bridge takes every field of the class of `lora.type` (peft/utils.py)."""
+    model = "actor_rollout_ref.model.lora."
+    words = (
+        f"{model}rank=32",
+        f"{model}dropout=0.1",
+        f"+{model}sequence_parallel_input_regather=True",
+        f"{model}exclude_modules=[]",
+    )
+    adapter = job_of(*words).tuning.adapter
+    assert adapter is not None
+    assert (adapter.dropout, adapter.regathers, adapter.excluded) == (0.1, True, ())
+    other = job_of(*words, f"{model}type=dora").tuning.adapter
+    assert other is not None
+    assert not other.regathers
+
+
 def test_a_file_with_all_settings_is_read(tmp_path: Path) -> None:
     pytest.importorskip("omegaconf")
     file = tmp_path / "config.yaml"

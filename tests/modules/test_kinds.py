@@ -39,6 +39,7 @@ LAYOUTS = (
     "deepseek, attention recomputed",
     "lora, dropout",
     "lora, engine",
+    "lora, gathered again, tp2 sp",
     "lora, canonical, all layers",
     "lora, dora, all layers",
     "bert, full recompute",

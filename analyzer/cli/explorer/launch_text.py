@@ -28,6 +28,7 @@ ALLOWED: Final = frozenset(
     PREFIX + name
     for name in (
         "gpu", "gpu-memory", "world-size", "gpus-per-node", "margin", "network", "moe-imbalance", "set", "unset", "lora",
+        "lora-regather",
         "megatron", "te", "torch", "model", "tokens", "price",
     )
 )  # fmt: skip

@@ -59,6 +59,7 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
             per_expert=adapter.share_expert_adapters is False and job.model.moe is not None,
             layers=adapter.layers,
             dropout=adapter.dropout > 0,
+            regathers=adapter.regathers,
             trained_copies=_trained_copies(adapter),
         ),
         "",
@@ -111,6 +112,9 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
     yield from _not_modelled_with_copies(adapter, job)
     if adapter.excluded:
         yield "with excluded modules"
+    changed = [each for each in adapter.options if _has_effect(each, adapter, job)]
+    if changed:
+        yield f"with {' and '.join(changed)}"
     if not targets:
         yield f"for the modules {', '.join(adapter.targets)}"
     else:
@@ -173,6 +177,18 @@ def _is_local(job: TrainingJob) -> bool:
         return False
     compared = model.normalization == "LayerNorm" and model.moe is None and model.mla is None and not job.parallel.sequence_parallel
     return model.implementation != "local" or not compared
+
+
+def _has_effect(option: str, adapter: Adapter, job: TrainingJob) -> bool:
+    """Whether a setting that changes adapters in some launches does so here.
+
+    Source: `ParallelLinearAdapter` and `get_effective_lora_dim` (peft/utils.py) of Megatron-Bridge.
+    """
+    if option == "a2a_experimental":  # beside layers whose input is split
+        return job.parallel.sequence_parallel
+    if option == "dropout_position=post":
+        return adapter.dropout > 0
+    return job.model.moe is not None
 
 
 _OFFLOADED: Final = frozenset({"core_attn", "attn_norm", "mlp_norm"})

@@ -25,9 +25,9 @@ class EngineAdaptedLayer(AdaptedLayer):
     def _reads_shard(self) -> bool:
         return self._splits_output and self._exchanges
 
-    def _read(self) -> Tensor:
-        read = super()._read()
-        return self._shard(read) if self._reads_shard else read
+    @property
+    def _gathers(self) -> bool:
+        return False
 
     def _of_rank(self, name: str, *, gathered: bool = False, made_in: str = "") -> Tensor:
         """[s, b, r], or the part of the sequence on this rank."""

@@ -12,6 +12,7 @@ norm. `linear_with_grad_accumulation_and_async_allreduce` of core/tensor_paralle
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from analyzer.modules.kinds import ModuleKind, Parallel
 from analyzer.modules.linear import weight_gradient
@@ -20,6 +21,9 @@ from analyzer.modules.moe.routing import Routing, dispatched_rows
 from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Collective, Module, Parameter, Phase, Sharding, Tensor, largest
 from analyzer.specs.adapters import AdapterSpec
+
+_REGATHERED: Final = frozenset({"linear_qkv", "linear_fc1"})
+"""Layers whose adapters can gather their inputs again."""
 
 
 @dataclass(frozen=True)
@@ -125,13 +129,29 @@ class AdaptedLayer:
 
     @property
     def _reads_shard(self) -> bool:
-        """Whether it reads a part of the sequence, although the layer has the whole one."""
-        return False
+        """Whether it gets a part of the sequence, although the layer has the whole one.
+
+        With `LoRA.sequence_parallel_input_regather` layers with a norm return the part of its output on their rank.
+        """
+        return self._splits_output and self._exchanges and (self.adapters.regathers or not self._fused)
 
     @property
     def _gathers(self) -> bool:
-        """Whether the adapter gathers its input itself."""
-        return self._splits_output and self._exchanges and not self._fused
+        """Whether the adapter gathers its input before the first projection, which saves it."""
+        return self._reads_shard and not self._regathers
+
+    @property
+    def _regathers(self) -> bool:
+        """Whether the first projection saves its part of the sequence, and gathers it again in the backward.
+
+        Source: `ParallelLinearAdapter._sequence_parallel_input_regather_eligibility`.
+        """
+        if not (self.adapters.regathers and self._reads_shard and self.base.name in _REGATHERED):
+            return False
+        recompute = self.shapes.inputs.recompute
+        in_checkpoint = ".shared_experts." in self.path and {"moe", "shared_experts"} & set(recompute.modules)
+        covered = self.base.name == "linear_fc1" and "mlp" in recompute.modules
+        return recompute.granularity != "full" and not in_checkpoint and not covered
 
     @property
     def _output(self) -> Tensor:
@@ -161,7 +181,8 @@ class AdaptedLayer:
         own = replace(self._read(), name="input gradient of the adapter", shares="")
         gathered = self.shapes.sp and not self._reads_shard
         summed = (replace(own, name="sum of input gradients"),) if self._fused and not gathered else ()
-        other = gathered or self.adapters.dropout or self._weight.quantized  # the adapter saves another tensor
+        # the adapter saves another tensor
+        other = gathered or self._gathers or self.adapters.dropout or self._weight.quantized
         kept = tuple(each for each in self.base.saved if each.for_weight) if self._fused and other else ()
         # without a weight gradient, no GEMM frees the quantized copy before the backward of the norm (`fused_norm_backward`)
         copies = tuple(replace(each, name=f"{each.name}, not freed") for each in kept if self._weight.quantized)
@@ -216,20 +237,25 @@ class AdaptedLayer:
         return (*rows, *((self._read(),) if self.adapters.dropout and unsaved else ()))
 
     def _read(self) -> Tensor:
-        """The input of the adapter, [s, b, k] or [s, b, k/t]."""
+        """The input of the adapter, [s, b, k] or [s, b, k/t], or the part of the sequence on this rank."""
+        return self._shard(self._whole_read()) if self._reads_shard else self._whole_read()
+
+    def _whole_read(self) -> Tensor:
+        """The input of the first projection, after it was gathered."""
         made_in = self.path if self._splits_output and not self._of_experts else ""
         return self._local("input", self._width, "k/t" if self._splits_input else "k", made_in=made_in)
 
     def _saved(self) -> tuple[Tensor, ...]:
         """What the first projection saves: the tensor that the trained layer would save, complete, or the output of the dropout."""
         if self.adapters.dropout:
-            return (replace(self._read(), name="input after dropout", made_in=f"{self._inside}.dropout"),)
+            dropped = replace(self._read(), name="input after dropout", made_in=f"{self._inside}.dropout")
+            return (replace(self._whole_read(), made_in=self._inside) if self._gathers else dropped,)
         if self._recomputed:
             return ()
         read = next((each for each in self.plain.saved if each.for_weight), None)
         if read is None:  # a norm that is computed again keeps it
             read = next(each for each in self.plain.saved if each.name == "input")
-        whole = self._read()
+        whole = self._whole_read() if self._gathers else self._read()
         if not self.input_gradient and self._splits_input:  # the module before it saves nothing
             read = replace(read, shares="")
         return (whole if whole.shape != read.shape else replace(read, made_in=read.made_in or whole.made_in),)
@@ -260,24 +286,27 @@ class AdaptedLayer:
         if self._splits_input:
             calls += self._calls("all_reduce", "forward", width=rank)
         else:
-            calls += self._calls("all_gather", "forward", width=k) if self._gathers else ()
+            calls += self._calls("all_gather", "forward", width=k) if self._gathers or self._regathers else ()
             calls += self._calls("all_gather", "forward", width=rank)
             if not shapes.sp:
                 calls += self._calls("all_reduce", "backward", width=k)
-            elif self.input_gradient and self._gathers:
+            elif self._regathers or (self.input_gradient and self._gathers):
+                again = self._calls("all_gather", "backward", width=k) if self._regathers else ()
+                calls += [replace(call, for_weight=True) for call in again]
                 calls += self._calls("reduce_scatter", "backward", width=k)
         own = self._parameter((width, k), (rank, (self._weight.full_shape or self._weight.shape)[-1]))
         calls += self._sum_over_experts((width, k))
         return Module(
             name="linear_in",
-            kind=ModuleKind.ADAPTER_IN,
+            kind=ModuleKind.ADAPTER_REGATHERED_IN if self._regathers else ModuleKind.ADAPTER_IN,
             parameters=(own,),
             saved=self._saved(),
             forward_workspace=(part, output) if gathered else (output,),
             backward_workspace=(
                 replace(output, name="output gradient"),
                 *((replace(part, name="part of the output gradient"),) if gathered else ()),
-                replace(self._read(), name="input gradient", shares=""),  # also if nothing needs it
+                replace(self._whole_read(), name="input gradient", shares=""),  # also if nothing needs it
+                *((replace(self._read(), name="scattered input gradient", shares=""),) if self._regathers else ()),
                 *self._weight_gradient((width, k)),
             ),
             collectives=tuple(calls),

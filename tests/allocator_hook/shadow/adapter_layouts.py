@@ -146,6 +146,38 @@ ADAPTERS: Final = {
         "optimizer states on the host": f"{_LLAMA} --optimizer-cpu-offload --use-precision-aware-optimizer --info-lora 8",
         "local layers": "--transformer-impl local --no-persist-layer-norm --info-lora 8 --attention-dropout 0 --hidden-dropout 0",
         "local layers, tp2": f"{_TP2} --transformer-impl local --no-persist-layer-norm --info-lora 8",
+        "gathered again, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",
+        "gathered again, tp4 sp": f"{_LLAMA} --tensor-model-parallel-size 4 --sequence-parallel --info-lora 8:linear_qkv",
+        "gathered again, fc1, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8:linear_fc1",
+        "gathered again, tp2": f"{_LLAMA} {_TP2} --info-lora 8",
+        "gathered again, tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 --info-lora 8",
+        "gathered again, interleaved, tp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 "
+        "--num-virtual-stages-per-pipeline-rank 2 --info-lora 8:linear_qkv,linear_proj",
+        "gathered again, dropout, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",
+        "gathered again, experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SP} --expert-tensor-parallel-size 1 --info-lora 8",
+        "gathered again, shared experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 "
+        "--info-lora 8",
+        "gathered again, recomputed shared experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 "
+        f"{_SELECTIVE} shared_experts --info-lora 8",
+        "gathered again, overlapped shared experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 "
+        "--moe-shared-expert-overlap --info-lora 8",
+        "gathered again, full recompute, tp2 sp": f"{_LLAMA} {_SP} --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1 --info-lora 8",
+        "gathered again, selective recompute, tp2 sp": f"{_LLAMA} {_SP} {_SELECTIVE} core_attn mlp --info-lora 8",
+        "gathered again, recomputed norms, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 "
+        f"{_SELECTIVE} layernorm --info-lora 8",
+        "gathered again, recomputed moe layers, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 "
+        f"{_SELECTIVE} moe --info-lora 8",
+        "gathered again, latent attention, tp2 sp": f"{_COMPRESSED} {_SP} --info-lora 8:{_COMPRESSED_PROJECTIONS},linear_fc1",
+        "gathered again, linear attention, tp2 sp": f"{_DELTA_NET} {_SP} --info-lora 16:in_proj,out_proj,linear_qkv,linear_fc1",
+        "gathered again, mtp, tp2 sp": f"{_LLAMA} {_SP} --mtp-num-layers 1 --info-lora 8:linear_qkv,linear_fc1,eh_proj",
+        "gathered again, fp8, tensorwise, tp2 sp": f"{_LLAMA} {_SP} {_E4M3} tensorwise --info-lora 16",
+        "gathered again, fp8, blockwise, tp2 sp": f"{_LLAMA} {_SP} {_E4M3} blockwise --info-lora 16",
+        "gathered again, fp8, mxfp8, tp2 sp": f"{_LLAMA} {_SP} {_E4M3} mxfp8 --info-gpu B200 --info-lora 16",
+        "gathered again, fp8 weights, tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 {_E4M3} tensorwise "
+        "--fp8-param-gather --info-lora 16",
+        "gathered again, without fused accumulation, tp2 sp": f"{_LLAMA} {_SP} --no-gradient-accumulation-fusion --info-lora 8",
+        "dropout, shared experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 --info-lora 8",
         "offloaded attention": f"{_LLAMA} {_OFFLOAD} core_attn --info-lora 8",
         "offloaded attention, tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 {_OFFLOAD} core_attn --info-lora 8",
         "offloaded norms": f"{_LLAMA} {_EXPERTS} {_OFFLOAD} attn_norm mlp_norm core_attn --info-lora 8",
@@ -221,5 +253,6 @@ def adapter_fields(name: str) -> dict[str, Any]:
     method = name.split(", ")[1]
     if method in ("canonical", "dora"):
         return {"method": method, "dropout": "lora, canonical, dropout" in name}
-    fields = {"lora, dropout": "dropout", "lora, each expert": "per_expert"}
-    return {field: True for begin, field in fields.items() if name.startswith(begin)}
+    fields = {"lora, dropout": "dropout", "lora, each expert": "per_expert", "lora, gathered again": "regathers"}
+    made = {field: True for begin, field in fields.items() if name.startswith(begin)}
+    return {**made, "dropout": True} if ", dropout" in name else made

@@ -9,10 +9,10 @@ import pytest
 from analyzer.api import analyze
 from analyzer.errors import InputError
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.tree import total_bytes
+from analyzer.modules.tree import Module, total_bytes
 from analyzer.predict import predict
 from analyzer.results import Report
-from analyzer.specs.adapters import AdapterLayers, AdapterSpec
+from analyzer.specs.adapters import DEFAULT_TARGETS, AdapterLayers, AdapterSpec
 from tests.job_of import job_of
 
 LLAMA_8B = (
@@ -100,6 +100,70 @@ def test_adapters_keep_the_output_of_norms(layers: AdapterLayers, parts: int) ->
     tree = predict(replace(job, model=replace(job.model, adapters=adapters))).ranks[0].trees[0]
     kept = [module for _, module in tree.walk() if module.kind in (ModuleKind.ADAPTER_IN, ModuleKind.ADAPTER_ENGINE_IN)]
     assert sum(total_bytes(module.saved) for module in kept) == 36 * 2 * 2 * 8192 * 4096 // parts
+
+
+_SP = "--tensor-model-parallel-size 2 --sequence-parallel"
+
+
+def _chunk(line: str, *, regathers: bool) -> Module:
+    """The modules of Llama 3.1 8B with adapters of Megatron-Bridge."""
+    job = job_of(f"{LLAMA_8B} {line}", base="")
+    adapters = AdapterSpec(rank=8, targets=DEFAULT_TARGETS, regathers=regathers)
+    return predict(replace(job, model=replace(job.model, adapters=adapters))).ranks[0].trees[0]
+
+
+def test_inputs_that_are_gathered_again_are_not_kept() -> None:
+    """`sequence_parallel_input_regather`: the layer and its adapter save one tensor, the part of the norm's output on this rank.
+
+    The frozen first layer, whose input needs no gradient, does not save it.
+    """
+    gathered = 2 * 8192 * 4096
+    kept, again = (_chunk(_SP, regathers=each) for each in (False, True))
+    assert kept.retained_bytes - again.retained_bytes == 32 * 2 * gathered - gathered // 2
+
+
+def test_the_buffer_of_gathered_inputs_stays_allocated() -> None:
+    """`LinearWithGradAccumulationAndAsyncCommunication` gathers in the global buffer "mpu"."""
+    ranks = [launched(f"{_SP} --info-lora 8 {flag}").ranks[0] for flag in ("", "--info-lora-regather")]
+    kept, again = ({part.name: part.bytes for part in rank.memory.runtime_parts} for rank in ranks)
+    name = "Megatron's global memory buffer"
+    assert (kept.get(name), again.get(name)) == (None, 2 * 8192 * 4096)
+
+
+def test_projections_that_gather_again_have_two_more_messages() -> None:
+    """The layer gathers for its own GEMM in both cases; the first projection before it is split, and in the backward."""
+    found = [module for _, module in _chunk(_SP, regathers=True).walk() if module.kind is ModuleKind.ADAPTER_REGATHERED_IN]
+    assert len(found) == 64
+    calls = [("all_gather", "forward", 4096), ("all_gather", "forward", 8), ("all_gather", "backward", 4096)]
+    for module in found:
+        assert [(each.kind, each.phase, each.shape[-1]) for each in module.collectives] == [
+            *calls,
+            ("reduce_scatter", "backward", 4096),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        (f"{_SP} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1", 0),
+        (f"{_SP} --recompute-granularity selective --recompute-modules mlp", 32),
+        (f"{_SP} --recompute-granularity selective --recompute-modules core_attn", 64),
+    ],
+)
+def test_some_recomputation_keeps_the_usual_path(line: str, number: int) -> None:
+    """`ParallelLinearAdapter._sequence_parallel_input_regather_eligibility`."""
+    kinds = [module.kind for _, module in _chunk(line, regathers=True).walk()]
+    assert kinds.count(ModuleKind.ADAPTER_REGATHERED_IN) == number
+
+
+@pytest.mark.parametrize("line", ["", "--tensor-model-parallel-size 2"])
+def test_nothing_is_gathered_again_without_sequence_parallelism(line: str) -> None:
+    assert _chunk(line, regathers=True) == _chunk(line, regathers=False)
+
+
+def test_the_option_needs_adapters() -> None:
+    with pytest.raises(InputError, match="--info-lora-regather: is only used with --info-lora"):
+        launched("--info-lora-regather")
 
 
 def test_each_rank_has_whole_projections_of_ms_swift() -> None:
