@@ -231,7 +231,8 @@ def verl(path: Path, checkout: Path) -> Values | None:
         _batch_of_actor(found, given)
     if any(_whole(given, f"{model}{name}", default=0) for name in ("lora.rank", "lora_rank")):
         found.trained = "adapters"
-    found.frozen = frozen_by_bridge(found.model)
+    vanilla = given.get(f"{engine}vanilla_mbridge") in _TRUE
+    found.frozen = frozenset() if vanilla else frozen_by_bridge(found.model)
     found.uneven = any(re.search(r"num_layers_in_(first|last)|pipeline_model_parallel_layout", name) for name in given)
     return with_model(found)
 

@@ -251,8 +251,65 @@ def test_settings_of_verl_replace_the_defaults_of_the_provider(tmp_path: Path) -
     settings += "actor_rollout_ref.model.path=Qwen/Qwen3-VL-30B-A3B-Instruct trainer.n_gpus_per_node=8 algorithm.adv_estimator=grpo"
     found = job(tmp_path, *settings.split(), f"{override}freeze_language_model=False", f"{override}freeze_vision_model=False")
     assert trained(found) == 31_070_754_032
-    with pytest.raises(UnsupportedError, match="the vision part of Qwen/Qwen3-VL-30B-A3B-Instruct in mbridge is not modelled"):
-        job(tmp_path, *settings.split(), "actor_rollout_ref.actor.megatron.vanilla_mbridge=True")
+    assert trained(job(tmp_path, *settings.split(), "actor_rollout_ref.actor.megatron.vanilla_mbridge=True")) == 31_070_754_032
+
+
+def test_a_frozen_language_model_with_states_on_the_host_is_counted(tmp_path: Path) -> None:
+    """examples/grpo_trainer/run_qwen3_vl_30b_a3b_megatron.sh of verl: the projection is trained, with its states in host memory."""
+    offload = "+actor_rollout_ref.actor.optim.override_optimizer_config."
+    settings = "-m verl.trainer.main_ppo model_engine=megatron trainer.n_gpus_per_node=8 algorithm.adv_estimator=grpo "
+    settings += "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.model.path=Qwen/Qwen3-VL-30B-A3B-Instruct "
+    settings += (
+        f"{offload}optimizer_cpu_offload=True {offload}use_precision_aware_optimizer=True {offload}optimizer_offload_fraction="
+    )
+    found = job(tmp_path, *f"{settings}1".split())
+    assert trained(found) == 122_739_968
+    assert not any("frozen" in each for each in found.withheld)
+    memory = predict(found).ranks[0].memory
+    assert memory.optimizer_bytes == 0
+    assert memory.gradients_bytes == pytest.approx(4 * 122_739_968, rel=0.001)
+    part = job(tmp_path, *f"{settings}0.5".split())
+    assert any("a part of the optimizer states in host memory" in each for each in part.withheld)
+
+
+MBRIDGE = (
+    "-m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml actor_rollout_ref.actor.use_dynamic_bsz=True "
+    "trainer.n_gpus_per_node=8 algorithm.adv_estimator=grpo actor_rollout_ref.actor.megatron.vanilla_mbridge=True "
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 actor_rollout_ref.model.path="
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "on_rank", "whole"),
+    [
+        # 32 blocks: the two norms and row biases are whole; 7,673,600 + 4,920 of fused rows and columns are shared
+        ("Qwen/Qwen2.5-VL-3B-Instruct", None, 668_684_288),
+        ("Qwen/Qwen3-VL-4B-Instruct", 24 * (6_144 + 12_590_080 // 2) + 1_573_888 + 2_359_296 + 2_048 + 2_560
+         + (16_777_216 + 4_096 + 10_485_760) // 2 + 3 * (8_192 + 2_560 + (16_777_216 + 4_096 + 10_485_760) // 2), 415_347_712),
+    ],
+)  # fmt: skip
+def test_mbridge_shares_the_modules_of_megatron_among_tensor_parallel_ranks(
+    tmp_path: Path, model: str, on_rank: int | None, whole: int
+) -> None:
+    """`Qwen2_5VisionModel` and `Qwen3VLVisionModel` of mbridge: layers of Transformer Engine, all trained."""
+    weights = held(job(tmp_path, *f"{MBRIDGE}{model}".split()))
+    assert sum(each.full_numel for each in weights) == whole
+    assert on_rank is None or sum(each.numel for each in weights) == on_rank
+    assert sum(each.numel for each in weights) < 0.55 * whole
+    assert not any(each.frozen for each in weights)
+
+
+def test_mbridge_holds_the_vision_part_of_qwen3_5_whole(tmp_path: Path) -> None:
+    """`Qwen3_5VLModel`: the module of transformers, with `average_gradients_across_tp_domain`."""
+    model = "Qwen/Qwen3.5-35B-A3B"
+    weights = held(job(tmp_path, *f"{MBRIDGE}{model}".split()))
+    assert sum(each.numel for each in weights) == TOTAL[model]
+    assert all(each.sequence_parallel and not each.frozen for each in weights)
+
+
+def test_a_model_that_mbridge_does_not_build_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"the vision part of OpenGVLab/InternVL3-8B.* in mbridge is not modelled"):
+        job(tmp_path, *f"{MBRIDGE}OpenGVLab/InternVL3-8B".split())
 
 
 def test_a_vision_part_that_cannot_be_split_is_refused(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def _not_modelled(spec: FreezeSpec, job: TrainingJob) -> Iterator[str]:
         "with FSDP": job.fsdp is not None,
         "with CUDA graphs": job.graphs is not None,
         "with activation offloading": job.activation_offload is not None,
-        "with states in host memory": job.optimizer.offload is not None,
+        "with a part of the optimizer states in host memory": job.optimizer.offload is not None
+        and job.optimizer.offload.fraction < 1,
         "with userbuffers": flags.tp_comm_overlap,
         "with overlapped microbatches": flags.overlap_moe_expert_parallel_comm,
         "with Muon": job.optimizer.muon is not None,

@@ -1,7 +1,7 @@
 """How a framework holds the parts of its model for images and sound, and what of them is trained.
 
 Sources: mcore_bridge/model/mm_gpts (mcore-bridge 1.6) and `_init_multimodal_full` of ms-swift 4.6; models/qwen_vl, qwen_omni and
-glm_vl of Megatron-Bridge; mcore_adapter/models of ROLL.
+glm_vl of Megatron-Bridge; mbridge/models/qwen{2_5_vl,3_vl,3_5} of mbridge (June 2026); mcore_adapter/models of ROLL.
 """
 
 from __future__ import annotations
@@ -54,9 +54,15 @@ _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
         "qwen3_omni_moe": _BRIDGE_OMNI,
     },
     "ROLL": dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _Held()),
-    "mbridge": {},
+    "mbridge": {
+        "qwen2_5_vl": _Held(split=True),
+        "qwen3_vl": _Held(split=True),
+        "qwen3_vl_moe": _Held(split=True),
+        "qwen3_5": _Held(),
+        "qwen3_5_moe": _Held(),
+    },
 }
-"""By library and model_type. The source of mbridge, which verl has replaced, is not read."""
+"""By library and model_type. Nothing in mbridge freezes parameters (`freeze` of its models is not called)."""
 
 
 def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob, FineTuning]:

@@ -25,6 +25,7 @@ _MXFP8: Final = (
     "--info-gpu B200 --fp8-recipe mxfp8 --fp8-format e4m3 --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag "
     "--overlap-grad-reduce --overlap-param-gather"
 )
+_ON_HOST: Final = "--optimizer-cpu-offload --use-precision-aware-optimizer"
 _SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
 _EARLY: Final = FreezeSpec(prefixes=("embedding", "decoder.layers.0.", "decoder.layers.1."))
 _ATTENTION: Final = FreezeSpec(pattern=r"self_attention")
@@ -71,6 +72,12 @@ _SPECS: Final = {
     "attention, fp8 blockwise, pp2": (
         f"{_LLAMA} --fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather --pipeline-model-parallel-size 2",
         _ATTENTION,
+    ),
+    "early layers, states on the host": (f"{_LLAMA} {_ON_HOST}", _EARLY),
+    "attention, states on the host, tp2 sp": (f"{_LLAMA} {_SP} {_ON_HOST}", _ATTENTION),
+    "experts, states on the host, full recompute": (
+        f"{_LLAMA} {_EXPERTS} {_ON_HOST} {_FULL} 1",
+        FreezeSpec(pattern=r"\.experts\."),
     ),
     "latent attention": (f"{_LATENT}", _ATTENTION),
     "early layers, latent attention and experts": (f"{_LATENT} {_EXPERTS}", _EARLY),
