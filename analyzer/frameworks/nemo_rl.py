@@ -14,13 +14,14 @@ from typing import Any, Final
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, bridge_vision, frozen_parts
 from analyzer.frameworks.batches import packed_batch, replicas_of
-from analyzer.frameworks.models import named_model
+from analyzer.frameworks.models import NamedModel, named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.yaml_files import Files, Tree, get, included, merge, normal, of_file, override, resolve, table
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.launch.options.choose_release import LaterRelease
 from analyzer.specs.fine_tuning import ALL_STATES, Engine, FineTuning, ForwardPass, Phase, StatePart
 from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import natural, share_of
@@ -61,6 +62,7 @@ _OF_ADAPTERS: Final = frozenset({
     "enabled", "target_modules", "exclude_modules", "dim", "alpha", "dropout", "dropout_position", "a2a_experimental", "lora_dtype",
 })  # fmt: skip
 """Keys of peft that the adapters get (`LoRA` in models/megatron/setup.py)."""
+_OF_HYBRIDS: Final = LaterRelease("0.18.2", "HybridModelProvider, with which NeMo-RL builds hybrid models, needs core 0.18")
 _EXPERTS: Final = "moe_"
 """Keys that begin so have no effect without experts."""
 _OF_OPTIMIZER: Final = frozenset({
@@ -137,7 +139,7 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
     found.words += _flex(config) if model.experts else []
     found.words += _recompute(config)
     found.words += _fp8(config)
-    found.words += _heads(config, found)
+    found.words += _heads(config, found, model)
     found.add(_optimizer(config, fields))
     found.add(fields.words(table(config, "model_overrides"), prefix="policy.megatron_cfg.model_overrides."))
     if method in ("dpo", "rm", "ppo") and table(policy, "reward_model_cfg"):
@@ -152,6 +154,7 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         unknown=tuple(found.unknown),
         withheld=_withheld(method, found),
         tuning=replace(_tuning(tree, method), vision=_vision(config)),
+        release=_OF_HYBRIDS if model.letters else None,
     )
 
 
@@ -231,16 +234,24 @@ def _fp8(config: Tree) -> list[str]:
     return [*words, *(["--fp8-param-gather"] if is_true(fp8.get("fp8_param")) else [])]
 
 
-def _heads(config: Tree, found: Words) -> list[str]:
+def _heads(config: Tree, found: Words, model: NamedModel) -> list[str]:
     """Prediction of several tokens, CUDA graphs and offloaded activations, if they are on."""
-    layers = config.get("mtp_num_layers") or 0
-    words = ["--mtp-num-layers", str(layers)]
-    if layers and is_true(config.get("mtp_use_repeated_layer")) and layers != 1:
-        found.unknown.append("policy.megatron_cfg.mtp_use_repeated_layer")
     for key in ("cuda_graph_impl", "fine_grained_activation_offloading"):
         if config.get(key) not in (None, "none", False):
             found.unknown.append(f"policy.megatron_cfg.{key}")
-    return words if layers else []
+    layers = config.get("mtp_num_layers") or 0
+    repeated = is_true(config.get("mtp_use_repeated_layer"))
+    if layers and model.depth_letters:
+        return _depths(model, natural(str(layers)) or 0, repeated=repeated)
+    if layers and repeated and layers != 1:
+        found.unknown.append("policy.megatron_cfg.mtp_use_repeated_layer")
+    return ["--mtp-num-layers", str(layers)] if layers else []
+
+
+def _depths(model: NamedModel, layers: int, *, repeated: bool) -> list[str]:
+    """The pattern of a hybrid model with its MTP layers: `HybridModelProvider.finalize` of Bridge appends that of each depth."""
+    pattern = "/".join([model.letters, *[model.depth_letters] * layers])
+    return ["--hybrid-override-pattern", pattern, *(["--mtp-use-repeated-layer"] if repeated else [])]
 
 
 def _optimizer(config: Tree, fields: Fields) -> Words:

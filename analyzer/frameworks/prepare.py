@@ -34,7 +34,7 @@ def with_later_releases(prepared: Prepared, refusal: InputError) -> Iterator[Pre
         from analyzer.launch.options.choose_release import LATER, LaterRelease  # for refused launches only
 
         for release in LATER:
-            yield prepared._replace(later=LaterRelease(release, str(refusal)))
+            yield prepared._replace(later=LaterRelease.after(release, refusal))
 
 
 class Input(NamedTuple):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from analyzer.launch.forks.fork_table import ForkOption, ForkTable
     from analyzer.launch.forks.guess import ForkGuess
     from analyzer.launch.options.catalogue import Catalogue
+    from analyzer.launch.options.choose_release import LaterRelease
     from analyzer.launch.options.option_table import Option, OptionTable
 
 _Value = TypeVar("_Value")
@@ -53,6 +54,8 @@ class MegatronWords:
     """Whether the words have all that a launch needs beside its model: the fork has a training script of its own."""
     tuning: FineTuning = ALL_PARAMETERS
     """What is trained beside, or instead of, all parameters of the model."""
+    release: LaterRelease | None = None
+    """The release of megatron-core that the framework needs for the model; None for any."""
 
 
 def megatron_words(

@@ -70,6 +70,7 @@ def parse(
         own = replace(own, words=changed_words(own.words, info, known))
         if info.strict:
             _refuse_unknown(own)
+    later = later or own.release
     if later is not None and (of_framework or own.complete):
         command = replace(command, choice=later.choice(command.choice, command.catalogue))
     entry = _about_entry(words, known) if own.model is None and not of_framework else ()

@@ -159,6 +159,7 @@ def test_another_engine_is_refused(folder: Path) -> None:
         (("policy.train_micro_batch_size=null",), "policy.train_micro_batch_size: is missing"),
         (("--own",), "--own: is no override"),
         (("~policy.model_name",), "policy.model_name: is missing"),
+        (("policy.model_name=Follow the guide",), "policy.model_name: 'Follow the guide' is a text in the place of a model; write"),
     ],
 )
 def test_faults_are_named(folder: Path, words: tuple[str, ...], fault: str) -> None:
@@ -178,11 +179,28 @@ def test_unknown_keys_are_errors_with_strict(folder: Path) -> None:
         job(folder, "recipes/llama.yaml", "policy.megatron_cfg.own_buffer=7", "--info-strict")
 
 
+SUPER = "policy.model_name=nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16"
+
+
+def test_the_depths_of_a_hybrid_have_the_pattern_of_its_configuration(folder: Path) -> None:
+    """*E in its config.json. Core 0.18 recomputes hybrids first, and 0.19 those with MTP layers (`HybridModelProvider.finalize`)."""
+    base = (SUPER, "+policy.megatron_cfg.mtp_num_layers=2", "+policy.megatron_cfg.moe_token_dispatcher_type=alltoall")
+    found = job(folder, "recipes/llama.yaml", *base, "policy.megatron_cfg.activation_checkpointing=false")
+    assert found.megatron == "0.18.2"
+    assert found.model.hybrid is not None
+    assert (found.model.mtp_num_layers, found.model.hybrid.mtp_pattern, found.model.hybrid.mtp_repeated) == (2, "*E", False)
+    repeated = "+policy.megatron_cfg.mtp_use_repeated_layer=true"
+    found = job(folder, "recipes/llama.yaml", *base, repeated, "policy.megatron_cfg.activation_checkpointing=true")
+    assert found.model.hybrid is not None
+    assert (found.megatron, found.recompute.granularity, found.model.hybrid.mtp_repeated) == ("0.19.0", "full", True)
+
+
 def test_a_published_hybrid_is_read(folder: Path) -> None:
     """The name of a Mamba hybrid in the catalogue is that of its configuration."""
     found = job(folder, "recipes/llama.yaml", "policy.model_name=nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16")
     assert found.model.hybrid is not None
     assert found.model.num_layers == 52
+    assert found.model.mtp_num_layers == 0
 
 
 def test_adapters_get_some_of_the_keys(tmp_path: Path) -> None:

@@ -37,6 +37,13 @@ class MegatronModel:
     """Differences between the model and its options, one sentence each."""
     vision: VisionWeights | None = None
     """The weights of its vision part, which the options do not give."""
+    depth_letters: str = ""
+    """Of a hybrid model: the letters of the layers in an MTP depth, which the options do not give."""
+
+    @property
+    def letters(self) -> str:
+        """Of a hybrid model: the letters of its layers."""
+        return next((option[1] for option in self.options if option[0] == "--hybrid-override-pattern"), "")
 
     def noting(self, *sentences: str) -> MegatronModel:
         """The model with further notes."""

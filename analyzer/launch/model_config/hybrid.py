@@ -5,6 +5,7 @@ Source of the fields and modules: src/transformers/models/{nemotron_h,granitemoe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from analyzer.launch.model_config.common import (
@@ -45,7 +46,7 @@ def nemotron_h(config: Configuration) -> MegatronModel:
         experts = [*_nemotron_experts(config, len(letters)), *sigmoid_router(config)]
         latent = config.optional("moe_latent_size")
         experts += [] if latent is None else [("--moe-latent-size", str(latent))]
-    return _hybrid(
+    model = _hybrid(
         plain,
         letters,
         sizes(plain, groups=config.integer("num_key_value_heads", 8)),
@@ -63,6 +64,7 @@ def nemotron_h(config: Configuration) -> MegatronModel:
         experts,
         notes=(*notes, *_mtp(config)),
     )
+    return replace(model, depth_letters=config.text("mtp_hybrid_override_pattern", ""))
 
 
 def _pattern(config: Configuration) -> str:
@@ -101,7 +103,7 @@ def _nemotron_experts(config: Configuration, layers: int) -> list[Option]:
 def _mtp(config: Configuration) -> tuple[str, ...]:
     if config.optional("num_nextn_predict_layers") is None:
         return ()
-    return (f"{config.name}: its MTP layers are left out, as in the model class of Hugging Face.",)
+    return (f"{config.name}: its MTP layers are left out, as in the model class of Hugging Face, unless the launch adds them.",)
 
 
 def granite_hybrid(config: Configuration) -> MegatronModel:

@@ -48,17 +48,21 @@ LATER: Final = ("0.18.2", "0.19.0")
 
 
 class LaterRelease(NamedTuple):
-    """A release that is assumed because an earlier one refuses the launch."""
+    """A release that is assumed for the launch of a framework in the place of the one that the framework is based on."""
 
     release: str
-    refusal: str
+    reason: str
+
+    @classmethod
+    def after(cls, release: str, refusal: InputError) -> LaterRelease:
+        """The release that is assumed because an earlier one refuses the launch."""
+        return cls(release, f"the release that the framework is based on refuses the launch: {str(refusal).rstrip('.')}")
 
     def choice(self, found: Choice, catalogue: Catalogue) -> Choice:
         """The choice of this release, if `found` is not that of a checkout or of --info-megatron."""
         if found.table is not None or found.base is not None:
             return found
-        reason = f"the release that the framework is based on refuses the launch: {self.refusal.rstrip('.')}"
-        return Choice(catalogue.table(self.release), assumptions=(f"{describe(self.release)} is assumed; {reason}.",))
+        return Choice(catalogue.table(self.release), assumptions=(f"{describe(self.release)} is assumed; {self.reason}.",))
 
 
 def chosen_table(named: str | None, catalogue: Catalogue, environ: Mapping[str, str], folder: Path, *, entry: str | None) -> Choice:
