@@ -40,6 +40,8 @@ PROGRAMS: Final = (
     Program("primus", r"train", folders=("primus",)),
 )
 """The first that fits counts."""
+_BEFORE_PROGRAM: Final = ("-m", "--module", "verl_mlite.launch")
+"""Words that the name of a module follows. The last starts modules of verl with Megatron Lite."""
 _OF_MEGATRON: Final = "pretrain_"
 """Begins the names of Megatron's own scripts."""
 _MS_SWIFT: Final = (frozenset({"megatron", "swift"}), frozenset({"sft", "pt", "rlhf"}))
@@ -92,7 +94,7 @@ def _program(word: str) -> Program | None:
 
 def _is_program(words: Sequence[str], position: int) -> bool:
     """Whether the word is a script or the value of -m, and not that of another option of Megatron-LM."""
-    return words[position].endswith(".py") or position == 0 or words[position - 1] in ("-m", "--module")
+    return words[position].endswith(".py") or position == 0 or words[position - 1] in _BEFORE_PROGRAM
 
 
 def _separated(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -122,7 +122,8 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
     names = _OF_ACTOR if any(name.startswith("actor_rollout_ref.") for name in settings) else _OF_TUNING
     engines = settings.get("--config-name", "") + "".join(settings.get(name, "") for name in names.strategies)
     if "megatron" not in engines and not any(name.startswith(f"{_ACTOR}megatron.") for name in settings):
-        fault = "trains with FSDP of PyTorch, and only training by Megatron-LM is modelled"
+        engine = "Megatron Lite" if "mlite" in engines else "FSDP of PyTorch"
+        fault = f"trains with {engine}, and only training by Megatron-LM is modelled"
         raise UnsupportedError("verl", fault, f"give {names.remedy}")
     path = settings.get(f"{names.model}path")
     if not path:

@@ -183,7 +183,7 @@ SUPER = "policy.model_name=nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16"
 
 
 def test_the_depths_of_a_hybrid_have_the_pattern_of_its_configuration(folder: Path) -> None:
-    """*E in its config.json. Core 0.18 recomputes hybrids first, and 0.19 those with MTP layers (`HybridModelProvider.finalize`)."""
+    """*E in its config.json (`HybridModelProvider.finalize`). Core 0.18 recomputes hybrids, and 0.19 also those with MTP layers."""
     base = (SUPER, "+policy.megatron_cfg.mtp_num_layers=2", "+policy.megatron_cfg.moe_token_dispatcher_type=alltoall")
     found = job(folder, "recipes/llama.yaml", *base, "policy.megatron_cfg.activation_checkpointing=false")
     assert found.megatron == "0.18.2"

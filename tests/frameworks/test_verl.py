@@ -64,6 +64,9 @@ def test_other_engines_are_refused() -> None:
     words = ["-m", "verl.trainer.main_ppo", "actor_rollout_ref.model.path=Qwen/Qwen3-8B"]
     with pytest.raises(UnsupportedError, match=r"^verl: .*strategy=megatron"):
         read_launch(words, environ={}, folder=Path("/nowhere"))
+    words = ["-m", "verl_mlite.launch", "verl.trainer.sft_trainer", "engine=mlite", "model.path=Qwen/Qwen3-8B", "engine.pp=4"]
+    with pytest.raises(UnsupportedError, match=r"^verl: trains with Megatron Lite"):
+        read_launch(words, environ={}, folder=Path("/nowhere"))
 
 
 @pytest.mark.parametrize(
