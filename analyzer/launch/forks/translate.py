@@ -118,6 +118,8 @@ def _value(flag: str, values: Sequence[str], launch: LaunchOptions, table: ForkT
     words = (flag, row.replacement) if row.replacement else ()
     if row.effect == "not counted":
         return Reading(words=words, warnings=(f"{flag} {_shown(row, values[0])}: {row.note}.",), dropped=(flag,))
+    if row.effect == "withheld":
+        return Reading(words=words, withheld=(f"{flag} {_shown(row, values[0])} {row.note}",), dropped=(flag,))
     if row.effect == "none" or not words or (flag == "--tokenizer-type" and launch.has("--pad-vocab-size-to")):
         return Reading(words=words, dropped=(flag,))
     return Reading(words=words, notes=(_note(flag, values[:1], words),), dropped=(flag,))

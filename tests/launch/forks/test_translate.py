@@ -284,6 +284,15 @@ def test_experts_over_tensor_parallel_ranks() -> None:
     assert line == "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1"
 
 
+def test_layers_of_plugins_of_slime_get_no_verdict() -> None:
+    """Linear attention and indexers of slime_plugins/models have other weights than the attention of the options."""
+    translation = read("--rollout-batch-size 8", "--spec slime_plugins.models.qwen3_5 get_qwen3_5_spec")
+    assert translation.dropped == ("--spec",)
+    assert translation.withheld == (
+        "--spec slime_plugins has layers of a plugin, which are counted as those of a GPT with the given options",
+    )
+
+
 def test_specifications_of_mindspeed_are_left_out() -> None:
     """--spec with a module of MindSpeed-LLM builds the layers that the other options describe."""
     translation = read("--use-fused-rmsnorm", "--spec mindspeed_llm.tasks.models.spec.deepseek_spec layer_spec")
