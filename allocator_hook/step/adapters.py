@@ -257,7 +257,7 @@ class _Adapter(torch.nn.Module):
             x, _ = self.linear_out(x, *splits)
             return x * 2.0
         regathers = self._regathers and not is_checkpointing()
-        if not self._split_input:
+        if self._regathers:
             self.linear_in.sequence_parallel = regathers
         if self._exchanges and not self._split_input and not regathers:
             x = gather_from_sequence_parallel_region(x)
@@ -282,7 +282,7 @@ class _EngineAdapter(_Adapter):
         rows, columns = layer.weight.shape
         options = {"config": config, "bias": False, "skip_bias_add": False, "init_method": torch.nn.init.xavier_normal_}
         whole = {"parallel_mode": "duplicated", "skip_weight_param_allocation": False, **options}
-        self._per_expert = self._exchanges = self._split_input = False
+        self._per_expert = self._exchanges = self._regathers = self._split_input = False
         if hasattr(layer, "return_layernorm_output"):
             layer.return_layernorm_output = True
         if split:
