@@ -119,9 +119,10 @@ def ms_swift(path: Path, checkout: Path) -> Values:
         found.parameters = _adapters(found, _whole(given, "lora_rank", default=8), lines[start])
     found = with_model(found)
     known_model = config_of(found.model)
-    if given.get("task_type") == "seq_cls" and found.trained == "all" and found.parameters and known_model is not None:
-        rows = int(known_model[1]["vocab_size"]) - _whole(given, "num_labels", default=2)
-        found.parameters -= rows * int(known_model[1]["hidden_size"])
+    outputs = {"seq_cls": _whole(given, "num_labels", default=2), "embedding": 0}.get(given.get("task_type", ""))
+    if outputs is not None and found.trained == "all" and found.parameters and known_model is not None:
+        rows = 0 if known_model[1].get("tie_word_embeddings") else int(known_model[1]["vocab_size"])
+        found.parameters += (outputs - rows) * int(known_model[1]["hidden_size"])
     return found
 
 

@@ -12,6 +12,7 @@ import torch
 from allocator_hook.step.adapters import add_adapters
 from allocator_hook.step.config import starts_from_meta
 from allocator_hook.step.families.bert import bert_module
+from allocator_hook.step.families.branch_norms import with_branch_norms
 from allocator_hook.step.families.llava import llava_module
 from allocator_hook.step.families.sample_head import replace_output_layer
 from allocator_hook.step.families.t5 import t5_module
@@ -121,6 +122,8 @@ def _gpt_module(job: TrainingJob, config: Any, *, virtual_stage: int | None, **s
             "install megatron-core 0.15 or later, or use --info-engine formula"
         )
     decoder = layer_spec(job, config, virtual_stage=virtual_stage)
+    if job.model.branch_norms:
+        decoder = with_branch_norms(decoder)
     mtp = known_to(GPTModel.__init__, mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage))
     return language_model(GPTModel, job, config, **stage, virtual_stage=virtual_stage, transformer_layer_spec=decoder, **mtp)
 

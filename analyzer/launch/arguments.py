@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from analyzer.specs.fine_tuning import ALL_PARAMETERS, FineTuning
 from analyzer.specs.software import SoftwareSpec
-from analyzer.specs.vision_part import VisionWeights
+from analyzer.specs.vision_part import NO_PARTS, ModelParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Arguments:
     tuning: FineTuning = ALL_PARAMETERS
     """What is trained beside, or instead of, all parameters of the model."""
 
-    vision: VisionWeights | None = None
-    """The weights of the vision part of the model; None if it has none, or its configuration is not read."""
+    parts: ModelParts = NO_PARTS
+    """What its options do not say of the model of --info-model."""
 
     words: tuple[str, ...] = ()
     """Megatron's part of the command line, those of the model of --info-model first."""

@@ -160,9 +160,14 @@ _METHODS: Final[dict[AdapterMethod, str]] = {"lora": "LoRA", "canonical": "Canon
 def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     """The job with the adapters of the launch, and with what is not counted of its fine-tuning."""
     tuning = launch.arguments.tuning
-    if tuning is ALL_PARAMETERS and launch.arguments.vision is None:
+    parts = launch.arguments.parts
+    if parts.branch_norms:
+        from analyzer.launch.derive.model.branch_norms import with_branch_norms
+
+        job = with_branch_norms(launch, job)
+    if tuning is ALL_PARAMETERS and parts.vision is None:
         return job
-    if launch.arguments.vision is not None:
+    if parts.vision is not None:
         from analyzer.launch.derive.vision_part import with_vision_part
 
         job, tuning = with_vision_part(launch, job)

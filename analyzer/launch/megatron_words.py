@@ -18,6 +18,7 @@ from analyzer.launch.options.catalogue import OLDEST
 from analyzer.launch.options.script_options import flags_of
 from analyzer.launch.placeholders import with_whole_placeholders
 from analyzer.specs.fine_tuning import ALL_PARAMETERS, FineTuning
+from analyzer.specs.vision_part import NO_PARTS, ModelParts
 
 if TYPE_CHECKING:
     from analyzer.launch.forks.fork_table import ForkOption, ForkTable
@@ -56,6 +57,8 @@ class MegatronWords:
     """What is trained beside, or instead of, all parameters of the model."""
     release: LaterRelease | None = None
     """The release of megatron-core that the framework needs for the model; None for any."""
+    parts: ModelParts = NO_PARTS
+    """What options of the fork say of the model."""
 
 
 def megatron_words(
@@ -114,7 +117,7 @@ def _translated(
     from analyzer.launch.forks.guess import guess_fork, rank_forks
     from analyzer.launch.forks.launch_options import LaunchOptions
     from analyzer.launch.forks.translate import translate, world_of
-    from analyzer.launch.forks.tuning import tuning_of
+    from analyzer.launch.forks.tuning import parts_of, tuning_of
     from analyzer.launch.unknown_options import not_counted, refuse_misspelled, sort_words
 
     forks = load_fork_options()
@@ -143,6 +146,7 @@ def _translated(
     of_bridge = model is not None and not of_swift
     dropped = (*translation.dropped, *(bridge.MODEL_OPTIONS if of_bridge else ()))
     kept = _without(sorted_words.known, dropped, own)
+    launch, key = LaunchOptions({**sorted_words.unknown, **given}, others), guess.fork.key if guess is not None else None
     return MegatronWords(
         (*kept, *translation.words),
         fork=guess,
@@ -153,7 +157,8 @@ def _translated(
         model=model,
         of_experts=translation.of_experts,
         complete=of_swift,
-        tuning=tuning_of(LaunchOptions({**sorted_words.unknown, **given}, others), guess.fork.key if guess is not None else None),
+        tuning=tuning_of(launch, key),
+        parts=parts_of(launch, key),
     )
 
 

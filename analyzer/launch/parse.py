@@ -26,6 +26,7 @@ from analyzer.launch.split_argv import SplitArgv, split_argv
 from analyzer.launch.what_if import changed_words
 from analyzer.specs.adapters import ADAPTER_TARGETS
 from analyzer.specs.fine_tuning import Adapter, FineTuning
+from analyzer.specs.vision_part import NO_PARTS, ModelParts
 
 YAML = "--yaml-cfg"
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from analyzer.launch.options.catalogue import Catalogue
     from analyzer.launch.options.choose_release import Choice
     from analyzer.launch.options.option_table import Option, OptionTable
-    from analyzer.specs.vision_part import VisionWeights
 
 
 def parse(
@@ -141,7 +141,7 @@ def _arguments(command: _Command, own: MegatronWords, parsed: _Parsed, *, about_
         unknown=(*about_entry, *parsed.statements, *own.statements, *command.statements),
         withheld=own.withheld,
         tuning=_tuning(own.tuning, info),
-        vision=parsed.vision,
+        parts=replace(parsed.parts, branch_norms=parsed.parts.branch_norms or own.parts.branch_norms),
         words=parsed.words,
         fork=own.fork.fork.key if own.fork is not None else None,
         software=software,
@@ -222,8 +222,8 @@ class _Parsed:
     warnings: tuple[str, ...] = ()
     statements: tuple[str, ...] = ()
     """About options of the launch that replace those of the model."""
-    vision: VisionWeights | None = None
-    """The weights of the vision part of the model that --info-model names."""
+    parts: ModelParts = NO_PARTS
+    """What its options do not say of the model that --info-model names."""
 
 
 def _read_values_of_forks(own: MegatronWords, sources: _Sources, known: Mapping[str, Option]) -> tuple[MegatronWords, _Parsed]:
@@ -243,29 +243,29 @@ def _read(own: MegatronWords, sources: _Sources) -> _Parsed:
     """Parses the words, preceded by those of the model that --info-model names."""
     table = sources.choice.table
     release = table.release if table is not None else PREFERRED
-    words, described, replaced, vision = _with_model(own, table, sources, release=release)
+    words, described, replaced, parts = _with_model(own, table, sources, release=release)
     if table is not None:
-        return _Parsed(table, read_words(words, table), words, described, statements=replaced, vision=vision)
+        return _Parsed(table, read_words(words, table), words, described, statements=replaced, parts=parts)
     chosen, reading, note = read_with_catalogue(words, sources.catalogue, choice=sources.choice, fork=own.fork)
     if sources.model is not None and chosen.release != PREFERRED:
         words, *_ = _with_model(own, chosen, sources, release=chosen.release)
         reading = read_words(words, chosen)
     if own.fork is not None and chosen.release != PREFERRED:  # one option of a fork may have changed the release
-        return _Parsed(chosen, reading, words, described, warnings=(note,), statements=replaced, vision=vision)
-    return _Parsed(chosen, reading, words, (*described, note), statements=replaced, vision=vision)
+        return _Parsed(chosen, reading, words, described, warnings=(note,), statements=replaced, parts=parts)
+    return _Parsed(chosen, reading, words, (*described, note), statements=replaced, parts=parts)
 
 
 def _with_model(
     own: MegatronWords, table: OptionTable | None, sources: _Sources, *, release: str
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], VisionWeights | None]:
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], ModelParts]:
     """Megatron's words, preceded by those of the model that --info-model names; assumptions about it; what the launch replaces;
-    the weights of its vision part.
+    what its options do not say.
 
     Raises InputError if the model needs an option that `table` does not have.
     """
     words = own.words
     if sources.model is None:
-        return words, (), (), None
+        return words, (), (), NO_PARTS
     from analyzer.launch.model_config.launch_words import with_model  # imported for such launches only, for a short start-up
 
     found = with_model(
@@ -276,7 +276,7 @@ def _with_model(
     if missing:
         fault = f"the model needs {missing[0]}, which Megatron-LM {release} does not have"
         raise InputError(MODEL, fault, "use a later release, such as --info-megatron " + PREFERRED)
-    return found.words, found.notes, found.warnings, found.vision
+    return found.words, found.notes, found.warnings, found.parts
 
 
 def _about_entry(words: SplitArgv, known: Mapping[str, Option]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from analyzer.modules.checkpoints import holding_gradient
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
+from analyzer.modules.norm import branch_norm
 from analyzer.modules.reduction import sum_buffer
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, Module, Tensor, largest
@@ -82,7 +83,7 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
     model = shapes.model
     width = model.ffn_hidden_size // shapes.t
     gates = 2 if model.gated else 1
-    children = (
+    children: tuple[Module, ...] = (
         column_parallel(
             shapes,
             "linear_fc1",
@@ -107,6 +108,8 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
             input_made_in="mlp",
         ),
     )
+    if model.branch_norms:
+        children += (branch_norm(shapes, "post_mlp_layernorm", input_made_in="mlp.linear_fc2"),)
     if not shapes.recomputes("mlp"):
         return Module(name="mlp", kind=ModuleKind.FEED_FORWARD, children=children)
     held, inside = holding_gradient(shapes, children)

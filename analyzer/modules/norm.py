@@ -71,6 +71,32 @@ def fused_norm_backward(shapes: Shapes, normalized: Tensor, width: int) -> tuple
     return (Tensor(name="norm input gradient, beyond the freed copy", shape=normalized.shape, dtype=kind), *sums)
 
 
+def branch_norm(shapes: Shapes, name: str, *, input_made_in: str) -> Module:
+    """The norm of the output of attention or FFN, which it saves. The sum with the residual reads its output and saves nothing.
+
+    Its output gradient is that of the residual stream, or with dropout one that the sum allocates.
+    Source: Glm4SelfAttention and Glm4MLP of mcore-bridge 1.6 (model/gpts/glm4.py).
+    """
+    rows = shapes.s_split * shapes.b
+    gradient = shapes.hidden(OUTPUT_GRADIENT, shares="" if shapes.model.hidden_dropout > 0 else "residual gradient")
+    return Module(
+        name=name,
+        kind=ModuleKind.NORM,
+        parameters=norm_parameters(shapes, shapes.model.hidden_size),
+        saved=(
+            shapes.hidden("input", made_in=input_made_in),
+            *norm_statistics(shapes, rows, "4·s·b/t" if shapes.sp else "4·s·b"),
+        ),
+        forward_workspace=(shapes.hidden("output"),),
+        backward_workspace=(
+            gradient,
+            shapes.hidden("input gradient"),
+            *partial_sums(shapes, shapes.model.hidden_size),
+        ),
+        source=f"{OPERATIONS}.RMSNorm",
+    )
+
+
 def standalone_norm(
     shapes: Shapes, name: str, kind: ModuleKind = ModuleKind.NORM, *, input_made_in: str, input_shares: str = ""
 ) -> Module:

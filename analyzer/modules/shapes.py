@@ -169,8 +169,8 @@ class Shapes:
 
     @property
     def branch_gradient(self) -> Tensor:
-        """[s, b, h]: gradient of a branch's output. Without dropout and scaling it shares storage with the residual gradient."""
-        own = self.model.hidden_dropout > 0 or self.model.layer_scaling
+        """[s, b, h]: gradient of a branch's output. Without dropout, scaling and a norm it is that of the residual stream."""
+        own = self.model.hidden_dropout > 0 or self.model.layer_scaling or self.model.branch_norms
         return self.hidden("output gradient", shares="" if own else "residual gradient")
 
     @property

@@ -266,6 +266,8 @@ class ModelSpec:
     qk_layernorm: bool = False
     norm_modules: NormModules = "engine"
     """The norms before attention and FFN."""
+    branch_norms: bool = False
+    """The outputs of attention and FFN are normalized before the residual is added: in GLM-4."""
     layer_scaling: bool = False
     """The output of each branch is multiplied by a learned vector before the residual is added: in some vision encoders."""
     tied_embeddings: bool = True

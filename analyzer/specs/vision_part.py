@@ -81,6 +81,19 @@ class VisionWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelParts:
+    """What the options of Megatron-LM do not say of a model that is given by its Hugging Face configuration."""
+
+    vision: VisionWeights | None = None
+    """The weights of its parts for images and sound; None if it has none, or its configuration is not read."""
+    branch_norms: bool = False
+    """The outputs of attention and FFN are normalized (`ModelSpec.branch_norms`)."""
+
+
+NO_PARTS: Final = ModelParts()
+
+
+@dataclass(frozen=True, kw_only=True)
 class VisionTraining:
     """How a launch holds and trains the parts of its model for images and sound, if it has some."""
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from allocator_hook.step.supported import check_supported
 from analyzer.api import read_launch
-from analyzer.errors import InputError
+from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks import yaml_files
 from analyzer.frameworks.prepare import framework_of, prepare
 from analyzer.frameworks.recognize import recognize
@@ -21,6 +23,7 @@ from analyzer.passes.stages import full_model, stage_models
 from analyzer.predict.formula import predict
 from analyzer.predict.parameter_counts import parameter_counts
 from analyzer.script.stand_ins.python_command import trains
+from tests.data_files import data_file
 from tests.frameworks.files import batch, job, layout, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,6 +189,47 @@ def test_embeddings_and_rerankers_of_qwen_are_known_by_name(tmp_path: Path, word
     found = job(tmp_path, *f"megatron sft {words} --micro_batch_size 1 --packing true --info-world-size 1".split())
     assert found.withheld == ()
     assert parameter_counts(found.model, full_model(found)).unpadded == count
+
+
+GLM = "--model zai-org/GLM-4-9B-0414 --micro_batch_size 1 --global_batch_size 8 --max_length 512 --packing true --info-world-size 8"
+
+
+def test_norms_after_attention_and_ffn_are_those_of_the_framework(tmp_path: Path) -> None:
+    """`Glm4SelfAttention` and `Glm4MLP` of mcore-bridge: each of 40 layers has two more norms of 4096 elements."""
+    found = job(tmp_path, "megatron", "sft", *GLM.split())
+    assert found.model.branch_norms
+    assert found.withheld == ()
+    check_supported(found)
+    counts = json.loads(data_file("published_models.json").read_text())["parameters"]
+    assert parameter_counts(found.model, full_model(found)).unpadded == counts["zai-org/GLM-4-9B-0414"]
+    plain = replace(found.model, branch_norms=False)
+    without = parameter_counts(plain, full_model(replace(found, model=plain))).unpadded
+    assert counts["zai-org/GLM-4-9B-0414"] - without == 40 * 2 * 4096
+
+
+def test_norms_after_attention_and_ffn_that_no_layer_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="norms after attention and FFN, which layers of Megatron-LM do not have"):
+        job(tmp_path, "--nproc-per-node", "8", "--info-model", "zai-org/GLM-4-9B-0414")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--recompute_granularity selective --recompute_modules mlp", "with recomputed norms or FFN"),
+        ("--mtp_num_layers 1", "with MTP layers"),
+    ],
+)
+def test_such_norms_get_no_verdict_where_they_were_not_compared(tmp_path: Path, options: str, reason: str) -> None:
+    found = job(tmp_path, "megatron", "sft", *GLM.split(), *options.split())
+    assert found.withheld == (f"norms after attention and FFN are not modelled {reason}",)
+
+
+def test_options_of_slime_for_these_norms_are_read(tmp_path: Path) -> None:
+    sizes = "--num-layers 2 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --bf16"
+    words = f"{sizes} --micro-batch-size 1 --rollout-batch-size 8 --vocab-size 1000 --tokenizer-type NullTokenizer"
+    both = ("--post-self-attn-layernorm", "--post-mlp-layernorm")
+    assert job(tmp_path, "train.py", *words.split(), *both, "--info-world-size", "1").model.branch_norms
+    assert not job(tmp_path, "train.py", *words.split(), "--info-world-size", "1").model.branch_norms
 
 
 def test_a_generative_reranker_gathers_the_logits_and_has_a_gradient_of_all_for_each_of_two_tokens(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ actor_train:
 
 
 def weights_of(name: str) -> VisionWeights:
-    found = megatron_model(read_configuration(name, folder=Path("/nowhere"))).vision
+    found = megatron_model(read_configuration(name, folder=Path("/nowhere"))).parts.vision
     assert found is not None
     return found
 

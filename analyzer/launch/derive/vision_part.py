@@ -70,7 +70,7 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
 
     Raises UnsupportedError for a model whose parts the library of the framework does not build.
     """
-    weights, tuning = launch.arguments.vision, launch.arguments.tuning
+    weights, tuning = launch.arguments.parts.vision, launch.arguments.tuning
     if weights is None:
         return job, tuning
     training = tuning.vision

@@ -70,6 +70,8 @@ READINGS: Final[dict[str, Callable[[LaunchOptions, str], Reading]]] = {
     "--tuner_type": adapters.tuner,
     "--ulysses-degree-in-cp": deepspeed.no_reading,
     "--use-dynamic-batch-size": deepspeed.no_reading,
+    "--post-self-attn-layernorm": deepspeed.no_reading,
+    "--post-mlp-layernorm": deepspeed.no_reading,
     "--use_bias": deepspeed.no_reading,
     "--use_multiquery_attn": sizes.multiquery,
     "--extra-vocab-size": vocabulary.extra_vocabulary,

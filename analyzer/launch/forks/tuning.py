@@ -22,7 +22,7 @@ from analyzer.specs.fine_tuning import (
     StatePart,
 )
 from analyzer.specs.freezing import FreezeSpec
-from analyzer.specs.vision_part import VisionTraining
+from analyzer.specs.vision_part import ModelParts, VisionTraining
 from analyzer.units import MIB, natural, share_of
 
 SWIFT: Final = "ms-swift"
@@ -60,6 +60,12 @@ def tuning_of(launch: LaunchOptions, key: str | None) -> FineTuning:
     if key == SLIME:
         return _of_slime(launch)
     return ALL_PARAMETERS
+
+
+def parts_of(launch: LaunchOptions, key: str | None) -> ModelParts:
+    """What options of the fork say of the model: norms after attention and FFN in slime's layers, of which Megatron-LM has none."""
+    norms = ("--post-self-attn-layernorm", "--post-mlp-layernorm")
+    return ModelParts(branch_norms=key == SLIME and all(launch.has(flag) for flag in norms))
 
 
 def _of_swift(launch: LaunchOptions) -> FineTuning:

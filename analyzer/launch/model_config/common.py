@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from analyzer.launch.model_config.configuration import GELU, SILU, Configuration
-
-if TYPE_CHECKING:
-    from analyzer.specs.vision_part import VisionWeights
+from analyzer.specs.vision_part import NO_PARTS, ModelParts
 
 Option = tuple[str, ...]
 """An option of Megatron-LM and its values."""
@@ -35,8 +33,8 @@ class MegatronModel:
     """Rows of the learned position embedding; None for other kinds of positions."""
     notes: tuple[str, ...] = ()
     """Differences between the model and its options, one sentence each."""
-    vision: VisionWeights | None = None
-    """The weights of its vision part, which the options do not give."""
+    parts: ModelParts = NO_PARTS
+    """What the options do not say."""
     depth_letters: str = ""
     """Of a hybrid model: the letters of the layers in an MTP depth, which the options do not give."""
 

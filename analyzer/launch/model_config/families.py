@@ -12,7 +12,7 @@ from analyzer.launch.model_config import dense, experts, gpt_style, hybrid, late
 from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.refused import refusal
-from analyzer.specs.vision_part import VISION_TYPES, VisionWeights
+from analyzer.specs.vision_part import VISION_TYPES, ModelParts, VisionWeights
 
 FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "llama": dense.llama,
@@ -20,6 +20,7 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "mistral": dense.mistral,
     "qwen2": dense.qwen2,
     "mimo": llama_like.mimo,
+    "glm4": llama_like.glm4,
     "qwen3": dense.qwen3,
     "gemma": dense.gemma,
     "phi3": dense.phi3,
@@ -88,7 +89,7 @@ def megatron_model(config: Configuration) -> MegatronModel:
     if kind in TEXT_MODELS and "text_config" in config.values:
         text, notes = linear.text_model(config)
         unread = VisionWeights(model=config.name, model_type=kind, weights=(), projection=())
-        return replace(megatron_model(text).noting(*notes), vision=unread)
+        return replace(megatron_model(text).noting(*notes), parts=ModelParts(vision=unread))
     if (refused := refusal(config.name, kind)) is not None:
         raise refused
     if "vision_config" in config.values or "audio_config" in config.values:

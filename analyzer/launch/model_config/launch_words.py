@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from analyzer.launch.argv_parser import is_option
 from analyzer.launch.info_options import value_of
@@ -18,10 +18,8 @@ from analyzer.launch.model_config.families import megatron_model
 from analyzer.launch.model_config.published import read_configuration
 from analyzer.specs import OPTIMIZERS, OptimizerSpec
 from analyzer.specs.release import release_number
+from analyzer.specs.vision_part import NO_PARTS, ModelParts
 from analyzer.units import natural
-
-if TYPE_CHECKING:
-    from analyzer.specs.vision_part import VisionWeights
 
 SEQUENCE: Final = 4096
 """Tokens of a sequence if the launch does not give them and the model allows as many."""
@@ -42,8 +40,8 @@ class ModelWords:
     """Assumptions, one sentence each."""
     warnings: tuple[str, ...] = ()
     """Options of the launch that replace those of the model, in one sentence."""
-    vision: VisionWeights | None = None
-    """The weights of the vision part of the model."""
+    parts: ModelParts = NO_PARTS
+    """What its options do not say of the model."""
 
 
 def with_model(
@@ -72,7 +70,7 @@ def with_model(
     replaced = [option[0] for option in model.options if option[0] in SIZES and value_of(option[0], words) not in (None, option[1])]
     verb = "overrides the value" if len(replaced) == 1 else "override the values"
     warnings = (f"{', '.join(replaced)} of your launch {verb} of {config.name}.",) if replaced else ()
-    return ModelWords(warnings=warnings, words=(*added_words, *words), notes=tuple(notes), vision=model.vision)
+    return ModelWords(warnings=warnings, words=(*added_words, *words), notes=tuple(notes), parts=model.parts)
 
 
 def _vocabulary(model: MegatronModel, given: Collection[str], *, release: str) -> list[Option]:

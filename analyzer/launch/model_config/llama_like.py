@@ -1,11 +1,12 @@
 """Dense families whose layers are those of Llama with few changes: from a Hugging Face configuration to options of Megatron-LM.
 
 Source of the fields and modules: src/transformers/models/{seed_oss,smollm3,arcee,hunyuan_v1_dense,ernie4_5,ministral,ministral3,
-stablelm}/ of transformers 5.24.0.
+stablelm,glm4}/ of transformers 5.24.0.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from analyzer.launch.model_config.common import (
@@ -30,6 +31,7 @@ from analyzer.launch.model_config.common import (
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.dense import qwen2, with_head_size
 from analyzer.launch.model_config.experts import mtp_note
+from analyzer.specs.vision_part import ModelParts
 
 
 def seed_oss(config: Configuration) -> MegatronModel:
@@ -109,6 +111,19 @@ def ministral(config: Configuration) -> MegatronModel:
         normed=rms_norm(config, default=1e-5),
         linear=NO_BIASES,
     )
+
+
+def glm4(config: Configuration) -> MegatronModel:
+    """GLM-4 of April 2025 and GLM-Z1: norms after attention and FFN too, biases of q, k and v, and half of each head is rotated."""
+    model = llama_model(
+        config,
+        [("--rotary-interleaved",)],
+        sized=sizes(with_head_size(config, 128), groups=config.integer("num_key_value_heads", 2)),
+        normed=rms_norm(config, default=1.5625e-7),
+        rotated=rope(config, share=0.5),
+        linear=biases(config, attention="qkv" if config.flag("attention_bias", True) else "none", ffn=False),
+    )
+    return replace(model, parts=ModelParts(branch_norms=True))
 
 
 def mimo(config: Configuration) -> MegatronModel:

@@ -31,7 +31,8 @@ def vision_language_model(config: Configuration, megatron_model: Callable[[Confi
     width = next(int(option[1]) for option in language.options if option[0] == "--hidden-size")
     of_images = config.model_type not in ("internvl", "internvl_chat")
     options = (*language.options, *([_UNFUSED] if of_images else []))
-    return replace(language, options=options, vision=vision_weights(config, width=width))
+    parts = replace(language.parts, vision=vision_weights(config, width=width))
+    return replace(language, options=options, parts=parts)
 
 
 def _language(config: Configuration) -> Configuration:

@@ -21,6 +21,7 @@ from analyzer.modules.attention.core_attention import (
 from analyzer.modules.attention.unfused_attention import reads_copied_gradient, unfused_kernel
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import column_parallel, row_parallel
+from analyzer.modules.norm import branch_norm
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import LAYER, STREAM, Module, largest
 
@@ -63,7 +64,10 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
     kernel = _core_attention(shapes)
     projection = replace(projection, forward_workspace=(*projection.forward_workspace, *held_by_caller(kernel)))
     parts = (qkv, *norms, kernel, projection)
-    return Module(name=ATTENTION, kind=ModuleKind.ATTENTION, children=_with_gate(shapes, parts) if gated else parts)
+    children = _with_gate(shapes, parts) if gated else parts
+    if model.branch_norms:
+        children += (branch_norm(shapes, "post_self_attn_layernorm", input_made_in="self_attention.linear_proj"),)
+    return Module(name=ATTENTION, kind=ModuleKind.ATTENTION, children=children)
 
 
 def _query_key_norm(shapes: Shapes) -> Module:
