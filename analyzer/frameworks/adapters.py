@@ -29,7 +29,7 @@ _OF_EXPERTS: Final = ("normalize_moe_lora", "experts_shared_outer_loras")
 _REGATHER: Final = "sequence_parallel_input_regather"
 _FIELDS: Final = frozenset({
     "dim", "alpha", "target_modules", "exclude_modules", "dropout", "dropout_position", "lora_A_init_method", "lora_B_init_method",
-    "canonical_mapping",
+    "canonical_mapping", "params_to_save",
 })  # fmt: skip
 _OF_LORA: Final = frozenset({_REGATHER, "a2a_experimental", "lora_dtype", "share_expert_adapters", *_OF_EXPERTS})
 _FIELDS_OF: Final[Mapping[AdapterKind, frozenset[str]]] = {

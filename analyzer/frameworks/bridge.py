@@ -96,6 +96,7 @@ _MODEL_READ: Final = frozenset({
     "fp4_param", "padded_vocab_size", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
     "tp_comm_overlap_cfg", "attention_backend", "cuda_graph_scope", "cuda_graph_modules", "cpu_offloading",
 })  # fmt: skip
+_COPIES: Final = "disable_parameter_transpose_cache"
 _MODEL_NO_EFFECT: Final = frozenset({
     "hf_model_id", "hf_model_revision", "parallel_output", "scatter_embedding_sequence_parallel", "generation_config",
     "logit_dtype",
@@ -297,7 +298,8 @@ def _model(model: Tree, fields: Fields) -> Words:
     """The options of the model and of its layout."""
     found = Words([*_activation(model)])
     model = _in_use(model)
-    kept = {name: value for name, value in model.items() if name not in _MODEL_READ and name not in _MODEL_NO_EFFECT}
+    left_out = {*_MODEL_READ, *_MODEL_NO_EFFECT, *(() if _copies_weights(model) else (_COPIES,))}
+    kept = {name: value for name, value in model.items() if name not in left_out}
     found.add(fields.words(kept, prefix="model.", without_defaults=True))
     found.words += ["--bf16"] if is_true(model.get("bf16")) else ["--fp16"] if is_true(model.get("fp16")) else []
     heads, groups = model.get("num_attention_heads"), model.get("num_query_groups")
@@ -319,6 +321,15 @@ def _model(model: Tree, fields: Fields) -> Words:
         if model.get(name) and is_true(model.get(f"{name}_param")) and not is_true(model.get(f"{name}_param_gather")):
             found.words.append(f"--{name}-param-gather")
     return found
+
+
+def _copies_weights(model: Tree) -> bool:
+    """Whether layers make FP8 copies of weights in 16 bit, which they can keep for the other microbatches.
+
+    Source: `TransformerEngineBaseModule.get_weight_workspace` of Transformer Engine 2.11.
+    """
+    quantized = [name for name in ("fp8", "fp4") if model.get(name)]
+    return any(not is_true(model.get(f"{name}_param")) and not is_true(model.get(f"{name}_param_gather")) for name in quantized)
 
 
 def _activation(model: Tree) -> tuple[str, ...]:

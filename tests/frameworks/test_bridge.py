@@ -202,6 +202,21 @@ def test_an_unknown_setting_of_adapters_is_named(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("precision", "named"),
+    [
+        ("bf16_mixed", False),
+        ("{bf16: true, fp8: hybrid, fp8_recipe: tensorwise, fp8_param_gather: true}", False),
+        ("{bf16: true, fp8: hybrid, fp8_recipe: tensorwise, fp8_param_gather: false}", True),
+    ],
+)
+def test_copies_of_weights_are_kept_only_with_fp8_and_weights_in_16_bit(precision: str, named: bool, folder: Path) -> None:
+    """Transformer Engine's layers read weights that are stored in FP8 themselves (`get_weight_workspace`)."""
+    words = ("model.disable_parameter_transpose_cache=true", f"mixed_precision={precision}", "--info-gpu", "H100-80GB")
+    withheld = job(folder, "config.yaml", *words, *WORLD).withheld
+    assert withheld == (("model.disable_parameter_transpose_cache: the effect on memory is not known",) if named else ())
+
+
 def test_the_former_name_of_captured_parts_replaces_their_default(folder: Path) -> None:
     """`TransformerConfig.__post_init__` takes cuda_graph_scope if cuda_graph_modules has its default, "full"."""
     graphs = ("model.cuda_graph_impl=transformer_engine", "model.cuda_graph_modules=full", "model.cuda_graph_scope=[attn]")
