@@ -72,6 +72,8 @@ class RankMemory:
     device_bytes: int
     device_range_bytes: tuple[int, int]
     """Lower and upper bound of device_bytes."""
+    garbage_bytes: int = 0
+    """Part of runtime_bytes that Python may free before the peak: the lower bound is without it."""
     released_bytes: int = 0
     """Reserved bytes that PyTorch returns to CUDA, because they would exceed the capacity of the GPU."""
     graph_pool_bytes: int = 0

@@ -76,10 +76,13 @@ def reserved_range(*, peak: int, reserved: int, replayed: bool, rare: bool = Fal
     return peak, max(reserved, round_up(int(peak * (1 + most)), SEGMENT))
 
 
-def device_range(job: TrainingJob, *, peak: int, reserved: int, replayed: bool, recorded: bool = False) -> tuple[int, int]:
+def device_range(
+    job: TrainingJob, *, peak: int, reserved: int, replayed: bool, recorded: bool = False, garbage: int = 0
+) -> tuple[int, int]:
     """Minimum and maximum bytes on the device: `reserved_range`, with the smallest and the largest context and communicators.
 
-    `recorded`: the replay is that of a recorded step, in which the order of requests is known with every feature.
+    `recorded`: the replay is that of a recorded step, in which the order of requests is known with every feature. `garbage`:
+    `RankMemory.garbage_bytes`.
     """
     rare = has_rare_features(job) and not recorded
     lowest, highest = reserved_range(peak=peak, reserved=reserved, replayed=replayed, rare=rare)
@@ -87,4 +90,4 @@ def device_range(job: TrainingJob, *, peak: int, reserved: int, replayed: bool, 
         context + communicators(job) * channels * CHANNEL_BYTES for context, channels in zip(CONTEXTS, CHANNELS_RANGE, strict=True)
     )
     buffers = _library_buffers(job)
-    return lowest + least + buffers, highest + most + buffers
+    return lowest - garbage + least + buffers, highest + most + buffers

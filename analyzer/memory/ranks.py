@@ -331,6 +331,7 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, iterations: _Itera
         if states.permanent_gradient_copies
         else ()
     )
+    garbage = sum(each.bytes for each in run.workspaces if each.garbage)
     after_first = allocated + states.first_step_bytes - captured_later - iterations.freed_in_first
     return RankMemory(
         parameters_bytes=states.parameters,
@@ -347,7 +348,8 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, iterations: _Itera
         peak_at=peak.position.text,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(job),
-        device_range_bytes=device_range(job, peak=max(peak.bytes, replayed), reserved=reserved, replayed=False),
+        device_range_bytes=device_range(job, peak=max(peak.bytes, replayed), reserved=reserved, replayed=False, garbage=garbage),
+        garbage_bytes=garbage,
         graph_pool_bytes=pool,
         runtime_parts=(*(MemoryPart(name=each.name, bytes=each.bytes) for each in existing), *copies),
         transient_parts=(

@@ -61,6 +61,8 @@ class Workspace:
     """How many blocks allocate it, each an equal part."""
     freed: bool = False
     """It is made before each iteration, and freed by its forwards. It is counted in full throughout the iteration."""
+    garbage: bool = False
+    """Nothing uses it: it stays allocated until Python collects garbage, which may be before the peak."""
 
 
 def capability(job: TrainingJob) -> tuple[int, int]:
@@ -308,7 +310,7 @@ def _offloading_and_fsdp(context: _Context) -> Iterator[Workspace]:
         from analyzer.states.cpu_offload import unsharded_copy_bytes
 
         size = unsharded_copy_bytes(job, context.trees)
-        yield Workspace("fp32 weights from the creation of the optimizer", size, FROM_START, "forward")
+        yield Workspace("fp32 weights from the creation of the optimizer", size, FROM_START, "forward", garbage=True)
     if job.fsdp is not None and job.fsdp.double_buffer:
         from analyzer.states.buffers.fsdp_gathering import pool_bytes
 

@@ -36,6 +36,18 @@ def test_copies_of_the_first_optimizer_stay_allocated_until_garbage_collection()
     assert uncollected.runtime_bytes - collected.runtime_bytes == 4 * numel(job_of(line))
     for name in ("peak_allocated_bytes", "peak_allocated_first_iteration_bytes", "allocated_bytes"):
         assert getattr(uncollected, name) - getattr(collected, name) == 4 * numel(job_of(line))
+    assert uncollected.garbage_bytes == 4 * numel(job_of(line))
+    assert collected.garbage_bytes == 0
+
+
+def test_the_lower_bound_is_without_copies_that_python_may_free_before_the_peak() -> None:
+    line = f"{OFFLOAD} --optimizer-offload-fraction 0"
+    uncollected, collected = (predict(job_of(f"{line} {more}")).ranks[0].memory for more in ("", "--manual-gc"))
+    for least, most in (uncollected.device_range_bytes, collected.device_range_bytes):
+        assert least < most
+    lower, least = (memory.device_range_bytes[0] for memory in (uncollected, collected))
+    assert lower == pytest.approx(least, rel=0.01)
+    assert uncollected.device_range_bytes[1] > collected.device_range_bytes[1]
 
 
 def numel(job: TrainingJob) -> int:

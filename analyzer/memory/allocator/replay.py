@@ -74,7 +74,9 @@ def with_fragmentation(job: TrainingJob, memory: RankMemory, found: Fragmentatio
         memory,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(job),
-        device_range_bytes=device_range(job, peak=memory.peak_allocated_bytes, reserved=reserved, replayed=True),
+        device_range_bytes=device_range(
+            job, peak=memory.peak_allocated_bytes, reserved=reserved, replayed=True, garbage=memory.garbage_bytes
+        ),
         replayed=True,
     )
 
