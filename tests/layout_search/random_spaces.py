@@ -81,6 +81,7 @@ FEATURES: Final = (
     "--info-megatron 0.14",
     "--info-lora 8",
     "--info-lora 6:linear_qkv,linear_fc2",
+    "--info-lora 8 --info-lora-regather",
 )
 MEMORY: Final = (0.6, 0.85, 1.0, 1.1, 1.3, 2.0, 8.0)
 """Memory of the GPU, relative to what the launch needs."""
