@@ -285,7 +285,7 @@ def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
     of_training = {*_devices(trained)}
     for key, name in (("reference", "reference"), ("critic", "critic"), ("teacher", "teacher"), ("actor_infer", "rollout")):
         other = table(tree, key)
-        if not other:
+        if not other or (name == "critic" and tree.get("adv_estimator") != "gae"):
             continue
         same = not of_training.isdisjoint(_devices(str(other.get("device_mapping", trained))))
         if name == "reference":
@@ -302,7 +302,10 @@ def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
         elif name == "teacher":
             yield _teacher(tree, other, trained) if same else Phase(name="teacher", on_same_gpus=False)
         else:
-            yield Phase(name=name, on_same_gpus=same)  # type: ignore[arg-type]
+            if str(get(other, "strategy_args.strategy_name")) == _STRATEGY:
+                fault = f"{_STRATEGY} is refused by ROLL for critics (default_value_model_provider)"
+                raise InputError("critic.strategy_args.strategy_name", fault, "use deepspeed_train or fsdp2_train")
+            yield Phase(name="critic", on_same_gpus=same)
 
 
 def _teacher(tree: Tree, worker: Tree, trained: str) -> Phase:

@@ -1,9 +1,10 @@
 """Launches of verl (verl-project/verl), whose actor, or whose supervised fine-tuning, can be trained by Megatron-LM.
 
 They have no options of Megatron-LM, but settings of Hydra, `name=value`, or a YAML file with all of them. Of reinforcement learning
-only the update of the actor is analyzed. Names and defaults: actor/actor.yaml, engine/megatron.yaml, optim/megatron.yaml,
-model/hf_model.yaml and sft_trainer_engine.yaml of verl/trainer/config, 2026; models/mcore/model_forward.py for packed sequences;
-workers/engine/megatron/transformer_impl.py for what verl sets.
+the update of the actor is analyzed, and that of a critic as a further training. Names and defaults: actor/actor.yaml,
+engine/megatron.yaml, optim/megatron.yaml, critic/critic.yaml, model/hf_model.yaml and sft_trainer_engine.yaml of
+verl/trainer/config, 2026; models/mcore/model_forward.py for packed sequences; workers/engine/megatron/transformer_impl.py for what
+verl sets.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_vision, dtype_name, is_regathered, settings_of_adapter
 from analyzer.frameworks.batches import packed_batch, replicas_of
-from analyzer.frameworks.models import named_model
+from analyzer.frameworks.models import NamedModel, named_model
 from analyzer.frameworks.options import Fields, Words
 from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.recognize import YAML
@@ -24,7 +25,7 @@ from analyzer.frameworks.verl_settings import settings
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
-from analyzer.specs.fine_tuning import Adapter, AdapterKind, Engine, FineTuning, ForwardPass, Phase, StatePart
+from analyzer.specs.fine_tuning import Adapter, AdapterKind, Engine, FineTuning, ForwardPass, OtherTraining, Phase, StatePart
 from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import MIB, natural, share_of
 
@@ -90,6 +91,9 @@ _OF_ACTOR: Final = _Names(
     f"{_ACTOR}optim.",
     f"{_ACTOR}strategy=megatron",
 )
+_OF_CRITIC: Final = _Names(
+    "critic.megatron.", ("critic.strategy", "model_engine"), "critic.model.", "critic.optim.", "critic.strategy=megatron"
+)
 _OF_TUNING: Final = _Names("engine.", ("engine", "model_engine"), "model.", "optim.", "engine=megatron")
 
 
@@ -129,38 +133,93 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
     if not path:
         raise InputError(f"{names.model}path", "is missing", "add it, with a Hugging Face name or the folder of a config.json")
     model = named_model(f"{names.model}path", path, folder=folder)
-    layout = [word for name, flag in _SIZES.items() for word in _sized(settings.get(names.engine + name), flag)]
-    if (
-        settings.get(f"{names.engine}sequence_parallel", "True") == "True"
-        and _count(settings, f"{names.engine}tensor_model_parallel_size", 1) > 1
-    ):
-        layout.append("--sequence-parallel")
-    if settings.get(f"{names.engine}use_distributed_optimizer", "True") == "True":
-        layout.append("--use-distributed-optimizer")
-    layout.append("--fp16" if "float16" in settings.get(f"{names.engine}dtype", "").replace("bfloat16", "") else "--bf16")
     configured = _configured(settings, names)
     world = World(_count(settings, "trainer.nnodes", 1), _count(settings, "trainer.n_gpus_per_node", 8))
     batch, notes = _batch(settings, world) if names is _OF_ACTOR else _batch_of_tuning(settings, world)
-    packed = settings.get(f"{names.engine}use_remove_padding", settings.get(f"{names.model}use_remove_padding", "True")) == "True"
     what = "its actor" if names is _OF_ACTOR else "supervised fine-tuning"
+    tuning = replace(_tuning(settings, names), vision=_vision(settings, names))
+    if names is _OF_ACTOR and _has_critic(settings):
+        critic, about = _critic(settings, folder, world)
+        tuning, notes = replace(tuning, phases=(*tuning.phases, critic)), [*notes, *about]
     return MegatronWords(
-        words=(
-            *model.defaults,
-            *(_ROUTER if model.experts else ()),
-            *layout,
-            *configured.words,
-            *batch,
-            *_UNPADDED,
-            *([_PACKED] if packed else []),
-        ),
+        words=_words(settings, names, model, (*configured.words, *batch)),
         model=model.name,
         world=world,
         notes=(f"The launch is one of verl: the training of {what} is analyzed.", *notes),
         statements=(*_not_counted(settings, names), *configured.statements()),
         unknown=tuple(configured.unknown),
         withheld=configured.withheld(),
-        tuning=replace(_tuning(settings, names), vision=_vision(settings, names)),
+        tuning=tuning,
     )
+
+
+def _words(settings: Mapping[str, str], names: _Names, model: NamedModel, more: tuple[str, ...]) -> tuple[str, ...]:
+    """The options of a model that is trained, with its layout. `more`: those of its configurations and its batch."""
+    layout = [word for name, flag in _SIZES.items() for word in _sized(settings.get(names.engine + name), flag)]
+    tensor = _count(settings, f"{names.engine}tensor_model_parallel_size", 1)
+    if settings.get(f"{names.engine}sequence_parallel", "True") == "True" and tensor > 1:
+        layout.append("--sequence-parallel")
+    if settings.get(f"{names.engine}use_distributed_optimizer", "True") == "True":
+        layout.append("--use-distributed-optimizer")
+    layout.append("--fp16" if "float16" in settings.get(f"{names.engine}dtype", "").replace("bfloat16", "") else "--bf16")
+    packed = settings.get(f"{names.engine}use_remove_padding", settings.get(f"{names.model}use_remove_padding", "True")) == "True"
+    return (
+        *model.defaults,
+        *(_ROUTER if model.experts else ()),
+        *layout,
+        *more,
+        *_UNPADDED,
+        *([_PACKED] if packed else []),
+    )
+
+
+def _has_critic(settings: Mapping[str, str]) -> bool:
+    """Source: `need_critic` of trainer/ppo/utils.py."""
+    enabled = settings.get("critic.enable", "null")
+    return settings.get("algorithm.adv_estimator", "gae") == "gae" if enabled in ("null", "None") else enabled == "True"
+
+
+def _critic(settings: Mapping[str, str], folder: Path, world: World) -> tuple[Phase, list[str]]:
+    """The critic: a model with a value for each token, which is trained on the GPUs of the actor, and what is assumed about it.
+
+    Its microbatches are packed always, with ppo_infer_max_token_len_per_gpu tokens: the trainer overwrites the number of
+    ppo_max_token_len_per_gpu, unless `trainer.use_v1` is off. Sources: trainer/ppo/v1/trainer_base.py, trainer/ppo/ray_trainer.py,
+    `make_value_model` of models/mcore/bridge.py, and `use_dynamic_bsz` of workers/config/engine.py.
+    """
+    strategy = settings.get("critic.strategy", settings.get("--config-name", "") + settings.get("model_engine", ""))
+    path = settings.get("critic.model.path", "")
+    strategy += "megatron" if any(name.startswith(_OF_CRITIC.engine) for name in settings) else ""
+    if "megatron" not in strategy or not path:
+        return Phase(name="critic"), []
+    model = named_model("critic.model.path", path, folder=folder)
+    infer, train = ("critic.ppo_infer_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu")
+    setting = infer if settings.get("trainer.use_v1", "True") in ("True", "true") else train
+    samples = _count(settings, "critic.ppo_mini_batch_size", _count(settings, f"{_ACTOR}ppo_mini_batch_size", 256))
+    samples *= _count(settings, "actor_rollout_ref.rollout.n", 1)
+    tokens = (_count(settings, setting, 32768), setting)
+    batch, notes = _packed(settings, _OF_CRITIC.engine, world, tokens, (samples, _length(settings)))
+    configured = _configured(settings, _OF_CRITIC)
+    found = FineTuning(
+        objective="reinforcement",
+        method="critic",
+        adapter=_adapter(settings, _OF_CRITIC),
+        head_outputs=1,
+        value_head=True,
+        vision=_vision(settings, _OF_CRITIC),
+    )
+    training = OtherTraining(
+        words=_words(settings, _OF_CRITIC, model, (*configured.words, *batch)), tuning=found, moved=_moved(settings, _OF_CRITIC)
+    )
+    context = _count(settings, f"{_OF_CRITIC.engine}context_parallel_size", 1)
+    work = ForwardPass(tokens=_count(settings, infer, 32768) * context, logit_bytes=0)
+    phase = Phase(name="critic", model_name=model.name, on_host=_moved(settings, _OF_ACTOR), work=work, training=training)
+    return phase, [f"Of the critic: {each}" for each in (*notes, *(f"{each} is not counted." for each in configured.unknown))]
+
+
+def _moved(settings: Mapping[str, str], names: _Names) -> frozenset[StatePart]:
+    """States that are not on the GPU outside the phases of a model. Gradients are freed with moved parameters."""
+    optimizer: set[StatePart] = {"optimizer"} if settings.get(f"{names.engine}optimizer_offload") == "True" else set()
+    return frozenset(optimizer | ({"parameters", "gradients"} if settings.get(f"{names.engine}param_offload") == "True" else set()))
 
 
 def _vision(settings: Mapping[str, str], names: _Names) -> VisionTraining:
@@ -203,8 +262,8 @@ def _phases(settings: Mapping[str, str], names: _Names, *, adapters: bool) -> It
         return settings.get(name, default) == "True"
 
     apart = not on("actor_rollout_ref.hybrid_engine", "True")
-    optimizer: set[StatePart] = {"optimizer"} if on(f"{names.engine}optimizer_offload") else set()
-    moved: set[StatePart] = {"parameters", "gradients"} if on(f"{names.engine}param_offload") else set()
+    away = _moved(settings, names)
+    optimizer, moved = away & {"optimizer"}, away - {"optimizer"}
     fused = on(f"{names.model}use_fused_kernels")
     # fp32 logits, a copy for the log-probabilities, and that of the entropy; chunks of the last one are small
     bytes_each = 0 if fused else 8 if on(f"{names.engine}entropy_from_logits_with_chunking") else 12
@@ -228,8 +287,6 @@ def _phases(settings: Mapping[str, str], names: _Names, *, adapters: bool) -> It
             on_host=frozenset(optimizer | moved - ({"parameters"} if adapters else set())),
             work=ForwardPass(tokens=_tokens(settings, "ref"), logit_bytes=0 if fused else 6),  # bf16, and then fp32
         )
-    if settings.get("algorithm.adv_estimator", "gae") == "gae":
-        yield Phase(name="critic")
     yield Phase(name="refit", on_same_gpus=not apart, on_host=frozenset(optimizer | moved - {"parameters"}), work=engine)
     if on("distillation.enabled"):
         yield Phase(name="teacher", on_same_gpus=False)
@@ -242,8 +299,7 @@ def _tokens(settings: Mapping[str, str], role: str) -> int:
     if settings.get(f"{prefix}use_dynamic_bsz", settings.get(f"{_ACTOR}use_dynamic_bsz", "False")) == "True":
         most = _count(settings, f"{_ACTOR}ppo_max_token_len_per_gpu", 16384)
         return _count(settings, f"{prefix}max_token_len_per_gpu", most) * context
-    length = _count(settings, "data.max_prompt_length", 512) + _count(settings, "data.max_response_length", 512)
-    return _count(settings, f"{prefix}micro_batch_size_per_gpu", 1) * length
+    return _count(settings, f"{prefix}micro_batch_size_per_gpu", 1) * _length(settings)
 
 
 def _share(settings: Mapping[str, str], name: str, default: float) -> float:
@@ -360,9 +416,14 @@ def _value(text: str) -> object:
     return text
 
 
+def _length(settings: Mapping[str, str]) -> int:
+    """Tokens of the longest prompt and response."""
+    return _count(settings, "data.max_prompt_length", 512) + _count(settings, "data.max_response_length", 512)
+
+
 def _batch(settings: Mapping[str, str], world: World) -> tuple[list[str], list[str]]:
     """Sequence length and batch sizes of the actor, and the assumptions about them."""
-    length = _count(settings, "data.max_prompt_length", 512) + _count(settings, "data.max_response_length", 512)
+    length = _length(settings)
     samples = _count(settings, f"{_ACTOR}ppo_mini_batch_size", 256) * _count(settings, "actor_rollout_ref.rollout.n", 1)
     if settings.get(f"{_ACTOR}use_dynamic_bsz") == "True":
         setting = f"{_ACTOR}ppo_max_token_len_per_gpu"

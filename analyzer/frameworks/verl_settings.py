@@ -15,16 +15,21 @@ _SIZES: Final = (
     "expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel", "param_offload", "grad_offload",
     "optimizer_offload", "use_distributed_optimizer", "use_megatron_fsdp",
 )  # fmt: skip
+_ENGINES: Final = (f"{_ACTOR}megatron.", "actor_rollout_ref.ref.megatron.", "critic.megatron.", "engine.")
+_MODELS: Final = ("actor_rollout_ref.model.", "critic.model.", "model.")
 _OF_LOG_PROBS: Final = ("micro_batch_size_per_gpu", "max_token_len_per_gpu", "use_dynamic_bsz")
 SETTINGS: Final = frozenset({
-    *(f"{engine}{name}" for engine in (f"{_ACTOR}megatron.", "actor_rollout_ref.ref.megatron.", "engine.") for name in _SIZES),
-    *(f"{model}{name}" for model in ("actor_rollout_ref.model.", "model.") for name in ("path", "use_fused_kernels", "lora.rank")),
+    *(f"{engine}{name}" for engine in _ENGINES for name in _SIZES),
+    *(f"{model}{name}" for model in _MODELS for name in ("path", "use_fused_kernels", "lora.rank")),
     *(f"actor_rollout_ref.{role}.log_prob_{name}" for role in ("rollout", "ref") for name in _OF_LOG_PROBS),
     *(f"{_ACTOR}{name}" for name in (
         "strategy", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu", "use_dynamic_bsz",
         "use_kl_loss",
     )),
     f"{_ROLLOUT}n", f"{_ROLLOUT}gpu_memory_utilization", f"{_ROLLOUT}tensor_model_parallel_size", f"{_ROLLOUT}free_cache_engine",
+    *(f"critic.{name}" for name in (
+        "enable", "strategy", "ppo_mini_batch_size", "ppo_max_token_len_per_gpu", "ppo_infer_max_token_len_per_gpu",
+    )),
     "actor_rollout_ref.hybrid_engine", "algorithm.adv_estimator", "algorithm.use_kl_in_reward", "trainer.nnodes",
     "trainer.n_gpus_per_node", "data.max_prompt_length", "data.max_response_length", "data.max_length", "data.train_batch_size",
     "data.max_token_len_per_gpu", "data.micro_batch_size_per_gpu", "data.use_dynamic_bsz",

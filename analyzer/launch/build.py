@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from analyzer.launch.derive.model.shape import Shape
     from analyzer.launch.launchers.world import World
     from analyzer.launch.tokenizer.vocabulary import Vocabulary
-    from analyzer.specs.fine_tuning import Phase
+    from analyzer.specs.fine_tuning import OtherTraining, Phase
     from analyzer.specs.model import BlockSpec
 
 
@@ -177,7 +177,7 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     from analyzer.launch.derive.freezing import freeze_spec
     from analyzer.launch.derive.sample_head import with_head
 
-    tuning, not_known = with_phase_models(tuning, partial(_with_model, job=job, folder=launch.folder))
+    tuning, not_known = with_phase_models(tuning, partial(_with_model, job=job, launch=launch))
     job, outputs = with_head(tuning, job)
     job, loss = with_distillation(tuning, job)
     adapters, reason = adapter_spec(tuning.adapter, job)
@@ -213,11 +213,14 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     return replace(job, model=model, tuning=tuning, withheld=tuple(withheld))
 
 
-def _with_model(phase: Phase, *, job: TrainingJob, folder: Path) -> Phase | None:
+def _with_model(phase: Phase, *, job: TrainingJob, launch: LaunchInput) -> Phase | None:
     """The phase with the sizes of the model that it names; None if they are not known.
 
     Raises InputError if its layout cannot have the model.
     """
+    if phase.training is not None:
+        return _with_training(phase, phase.training, job=job, launch=launch)
+    folder = launch.folder
     from analyzer.launch.model_config.published import published_model  # imported for launches with another model only
     from analyzer.launch.parse import parse
 
@@ -241,6 +244,27 @@ def _with_model(phase: Phase, *, job: TrainingJob, folder: Path) -> Phase | None
             return None
         raise InputError(name, f"cannot have this layout ({error.option}: {error.fault})", error.remedy) from None
     return replace(phase, model=found.model, parallel=found.parallel if phase.layout else None)
+
+
+def _with_training(phase: Phase, training: OtherTraining, *, job: TrainingJob, launch: LaunchInput) -> Phase | None:
+    """The phase with the job of another training on the same GPUs; None if it is not modelled."""
+    from analyzer.launch.launchers.world import World  # imported for launches with another training only
+    from analyzer.launch.megatron_words import MegatronWords
+    from analyzer.launch.parse import parse
+
+    parallel, name = job.parallel, phase.model_name
+    world = World(parallel.nodes, parallel.gpus_per_node)
+    own = MegatronWords(training.words, model=name, world=world, tuning=training.tuning)
+    try:
+        arguments, _, _ = parse(["--info-megatron", job.megatron], environ=launch.environ, folder=launch.folder, own=own)
+        found = build(arguments, world, environ=launch.environ, gpu=job.hardware, folder=launch.folder)
+    except UnsupportedError:
+        return None
+    except InputError as error:
+        if error.option == MODEL:
+            return None
+        raise InputError(f"the {phase.name} {name}", f"is refused ({error.option}: {error.fault})", error.remedy) from None
+    return replace(phase, training=replace(training, job=found))
 
 
 def _layout_words(job: TrainingJob) -> list[str]:

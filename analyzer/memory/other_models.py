@@ -1,4 +1,4 @@
-"""Weights of models that are on the GPUs beside the trained one: references and teachers."""
+"""Models that are on the GPUs beside the trained one: weights of references and teachers, states of critics."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 from analyzer.modules.tree import Module
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
-from analyzer.specs.fine_tuning import ALL_PARAMETERS, Phase
+from analyzer.specs.fine_tuning import ALL_PARAMETERS, Phase, StatePart
+from analyzer.states.buffers.of_stage import stage_buffers
 from analyzer.states.buffers.parameter_order import sum_of_parameters
+from analyzer.states.of_rank import stage_states
 from analyzer.units import BLOCK, dtype_bytes, round_up
 
 
@@ -28,6 +30,26 @@ def job_of_phase(job: TrainingJob, phase: Phase) -> TrainingJob:
     if phase.model is None:
         return job
     return replace(job, model=phase.model, parallel=phase.parallel or job.parallel, tuning=ALL_PARAMETERS)
+
+
+def states_in_turns(job: TrainingJob, other: TrainingJob, parts: frozenset[StatePart], *, stage: int | None) -> int:
+    """Bytes of these states of a model that is trained in turns with that of `job`, in the job `other`.
+
+    `stage`: of the pipeline of `job`; None for the stage with the fewest. Of another pipeline it is the one with the most.
+    """
+    sizes = []
+    for each in stage_models(other):
+        states = stage_states(other, each, stage_buffers(other, each))
+        optimizer = states.steady - states.parameters - states.gradients
+        of_part: dict[StatePart, int] = {
+            "parameters": states.parameters,
+            "gradients": states.gradients,
+            "optimizer": optimizer,
+        }
+        sizes.append(sum(of_part[part] for part in parts))
+    if other.parallel.pipeline != job.parallel.pipeline:
+        return max(sizes)
+    return min(sizes) if stage is None else sizes[stage]
 
 
 def weight_bytes(tree: Module) -> int:

@@ -13,7 +13,7 @@ from functools import cache
 from math import prod
 from typing import Final, Literal
 
-from analyzer.memory.other_models import other_weight_bytes, weight_bytes
+from analyzer.memory.other_models import other_weight_bytes, states_in_turns, weight_bytes
 from analyzer.modules.attention.unfused_attention import attention_mask, combines_masks
 from analyzer.modules.inputs import CachedDummies
 from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, Gemms, ModuleKind, kinds_with
@@ -22,6 +22,7 @@ from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
 from analyzer.specs import TrainingJob
+from analyzer.specs.fine_tuning import ALL_STATES
 from analyzer.specs.release_changes import core_behavior, torch_behavior
 from analyzer.units import BLOCK, KIB, MIB, dtype_bytes, natural, round_up
 
@@ -332,6 +333,10 @@ def _weights_beside(context: _Context) -> Iterator[Workspace]:
         else:
             size = other_weight_bytes(context.job, phase, stage=context.stage)
         yield Workspace(f"weights of the {phase.name} model", size, FROM_START, "forward")
+    for phase, training, other in context.job.tuning.in_turns:
+        size = states_in_turns(context.job, other, ALL_STATES - training.moved, stage=context.stage)
+        if size:
+            yield Workspace(f"model states of the {phase.name}", size, FROM_START, "forward")
 
 
 def _teacher_logits(context: _Context) -> Iterator[Workspace]:

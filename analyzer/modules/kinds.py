@@ -245,6 +245,8 @@ class ModuleKind(Enum):
     OUTPUT_LAYER = KindFacts(Kernels.OUTPUT_LAYER, Gemms.MEGATRON, Parallel.COLUMN)
     SAMPLE_HEAD = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)
     """A linear layer with few outputs in place of the output layer."""
+    VALUE_HEAD = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.PYTORCH, Parallel.NONE)
+    """The same of PyTorch, for the values of a critic."""
     NORMALIZED_OUTPUT = _without_gemms(Kernels.COPIES)
     """Hidden states that are divided by their length, in place of the output layer."""
     TOKEN_SCORE = _without_gemms(Kernels.COPIES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from analyzer.specs.adapters import AdapterLayers
 from analyzer.specs.distillation import DistillationSpec
@@ -16,6 +16,9 @@ from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.model import ModelSpec
 from analyzer.specs.parallel import ParallelSpec
 from analyzer.specs.vision_part import VisionTraining
+
+if TYPE_CHECKING:
+    from analyzer.specs.job import TrainingJob
 
 AdapterKind = Literal["lora", "canonical_lora", "dora", "vlm_lora", "other"]
 Objective = Literal["language model", "preference", "reward", "distillation", "reinforcement", "classification"]
@@ -92,6 +95,19 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherTraining:
+    """The training of another model on the same GPUs, in turns with that of the first one: a critic."""
+
+    words: tuple[str, ...]
+    """Its options of Megatron-LM."""
+    tuning: FineTuning
+    moved: frozenset[StatePart] = frozenset()
+    """States that are not on the GPU outside its update. Moved parameters are there in its pass without gradients too."""
+    job: TrainingJob | None = None
+    """None before the words are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of an iteration of reinforcement learning or distillation beside the update, and another model."""
 
@@ -114,6 +130,8 @@ class Phase:
     """States of the training that are not on the GPU during this phase."""
     work: ForwardPass | Engine | None = None
     """What runs in it; None if that is not known, and not counted."""
+    training: OtherTraining | None = None
+    """Of another model that is trained too. `work` is then its pass without gradients."""
 
     @property
     def counted(self) -> bool:
@@ -148,6 +166,8 @@ class FineTuning:
     """The loss of a student."""
     head_outputs: int | None = None
     """Outputs of a linear head in place of the output layer; 0 for normalized hidden states. None for logits of the vocabulary."""
+    value_head: bool = False
+    """The linear head is one of PyTorch with values in fp32, as that of a critic in verl."""
     longest_counted: bool = False
     """Whether each sample is counted with the longest length, and shorter ones need less memory: no packing, no padding to it."""
 
@@ -155,6 +175,16 @@ class FineTuning:
     def beside(self) -> tuple[Phase, ...]:
         """The phases with another model whose weights are on the GPU beside the trained one during the update."""
         return tuple(each for each in self.phases if each.on_same_gpus and each.weights == "own")
+
+    @property
+    def in_turns(self) -> tuple[tuple[Phase, OtherTraining, TrainingJob], ...]:
+        """The phases with another model that is trained on the same GPUs, whose job is known."""
+        listed: list[tuple[Phase, OtherTraining, TrainingJob]] = []
+        for each in self.phases:
+            training = each.training if each.on_same_gpus else None
+            if training is not None and training.job is not None:
+                listed.append((each, training, training.job))
+        return tuple(listed)
 
     def not_counted(self, *, pipeline: int) -> Iterator[str]:
         """Why there is no verdict: fragments of a sentence, one for each part that is not modelled beside adapters.

@@ -340,6 +340,8 @@ class ModelSpec:
     head_outputs: int | None = None
     """Outputs of a linear layer in place of the output layer, such as 1 for a reward; 0 for a model that returns its normalized
     hidden states. None for logits of the vocabulary and their cross entropy."""
+    value_head: bool = False
+    """The linear layer in place of the output layer is one of PyTorch, whose output is converted to fp32: the head of a critic."""
     frozen_parameters: FreezeSpec | None = None
     """Parameters of a GPT that are not trained."""
 

@@ -54,6 +54,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_critic_of_megatron_is_refused_as_by_roll(folder: Path) -> None:
+    """`default_value_model_provider`: "megatron value model not implemented". Without GAE there is no critic."""
+    critic = "critic={strategy_args: {strategy_name: %s}}"
+    with pytest.raises(InputError, match=r"^critic\.strategy_args\.strategy_name: megatron_train is refused by ROLL"):
+        job(folder, "examples/rlvr/config.yaml", "adv_estimator=gae", f"+{critic % 'megatron_train'}")
+    others = job(folder, "examples/rlvr/config.yaml", "adv_estimator=gae", f"+{critic % 'deepspeed_train'}")
+    assert "critic" in " ".join(others.withheld)
+    assert "critic" not in " ".join(job(folder, "examples/rlvr/config.yaml", f"+{critic % 'deepspeed_train'}").withheld)
+
+
 def test_the_actor_is_read(folder: Path) -> None:
     """Two sequences in a microbatch, 16 microbatches, and 16 / (2 × 2) replicas: 128 samples of 2048 + 4096 tokens."""
     found = job(folder, "examples/rlvr/config.yaml")

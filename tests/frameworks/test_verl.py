@@ -12,6 +12,8 @@ import pytest
 
 from analyzer.api import read_launch
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.modules.tree import parameters
+from analyzer.passes.stages import full_model
 from analyzer.specs import TrainingJob
 
 ENGINE = "actor_rollout_ref.actor.megatron."
@@ -58,6 +60,42 @@ def test_what_is_not_counted_is_stated() -> None:
     assert "own_field" in " ".join(job_of(f"{CONFIG}own_field=7").unknown)
     assert "critic" not in " ".join(job_of().withheld)
     assert "critic" in " ".join(job_of("algorithm.adv_estimator=gae").withheld)
+    assert "critic" in " ".join(job_of("critic.enable=True").withheld)
+    assert "critic" not in " ".join(job_of("algorithm.adv_estimator=gae", "critic.enable=False").withheld)
+
+
+def critic_of(*more: str) -> TrainingJob:
+    """The critic of examples/ppo_trainer/run_qwen3_8b_megatron.sh."""
+    settings = [
+        "algorithm.adv_estimator=gae", "actor_rollout_ref.model.path=Qwen/Qwen3-8B", "critic.model.path=Qwen/Qwen3-8B",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=128", "critic.megatron.tensor_model_parallel_size=2",
+        "critic.megatron.pipeline_model_parallel_size=2", "critic.ppo_max_token_len_per_gpu=24576", "model_engine=megatron",
+        "data.max_prompt_length=1024", "data.max_response_length=3072", "trainer.n_gpus_per_node=8", *more,
+    ]  # fmt: skip
+    actor = read_launch(["-m", "verl.trainer.main_ppo", *settings], environ={}, folder=Path("/nowhere")).job
+    (found,) = (job for _, _, job in actor.tuning.in_turns)
+    return found
+
+
+def test_a_critic_has_a_layout_of_its_own_and_a_value_for_each_token() -> None:
+    """Without 151,936 × 4,096 logits: 7,568,409,600 parameters of Qwen3-8B, and a row of 4,096."""
+    found = critic_of()
+    assert (found.parallel.world_size, found.parallel.tensor, found.parallel.pipeline) == (8, 2, 2)
+    assert sum(each.full_numel for each in parameters(full_model(found))) == 8_190_735_360 - 151_936 * 4_096 + 4_096
+    assert found.model.value_head
+
+
+def test_the_trainer_overwrites_the_tokens_of_a_critic() -> None:
+    """trainer_base.py: `max_token_len_per_gpu = critic_cfg.ppo_infer_max_token_len_per_gpu`, 32768 by default; 128 samples of 4096
+    tokens on two replicas are eight microbatches."""
+    assert (critic_of().batch.seq_length, critic_of().batch.microbatches) == (32768, 8)
+    assert critic_of("critic.ppo_infer_max_token_len_per_gpu=8192").batch.seq_length == 8192
+    assert critic_of("trainer.use_v1=False").batch.seq_length == 24576
+
+
+def test_a_critic_that_megatron_refuses_is_named() -> None:
+    with pytest.raises(InputError, match=r"^the critic Qwen/Qwen3-8B: is refused \(--tensor-model-parallel-size"):
+        critic_of("critic.megatron.tensor_model_parallel_size=3")
 
 
 def test_other_engines_are_refused() -> None:

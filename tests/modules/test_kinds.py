@@ -28,7 +28,7 @@ from analyzer.time.work.kernels import Gemm
 from analyzer.time.work.of_module import formula, work_of
 from tests.allocator_hook.shadow.adapter_layouts import adapter_fields
 from tests.allocator_hook.shadow.distillation_layouts import DISTILLATIONS
-from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, TOKEN_SCORES
+from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, TOKEN_SCORES, VALUE_HEADS
 from tests.allocator_hook.shadow.test_formulas_against_shadow import SINCE, words_of
 from tests.job_of import job_of
 
@@ -54,6 +54,7 @@ LAYOUTS = (
     "head, embedding",
     "head, reranker",
     "student, both",
+    "head, value",
 )
 """Together they have modules of every kind."""
 SPLIT = (
@@ -73,7 +74,7 @@ def job_of_layout(name: str) -> TrainingJob:
     gpu, _ = hardware(options.gpu, None)
     job = build(arguments, world, environ={}, gpu=gpu, folder=Path("/nowhere"))
     job = replace(job, model=replace(job.model, head_outputs=HEAD_OUTPUTS.get(name), distillation=DISTILLATIONS.get(name)))
-    job = replace(job, model=replace(job.model, token_score=name in TOKEN_SCORES))
+    job = replace(job, model=replace(job.model, token_score=name in TOKEN_SCORES, value_head=name in VALUE_HEADS))
     if job.model.adapters is None:
         return job
     return replace(job, model=replace(job.model, adapters=replace(job.model.adapters, **adapter_fields(name))))

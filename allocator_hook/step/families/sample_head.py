@@ -1,4 +1,7 @@
-"""Heads of models that score or embed samples, as in mcore-bridge (model/gpt_model.py) and ms-swift (megatron/trainers)."""
+"""Heads of models that score or embed samples, as in mcore-bridge (model/gpt_model.py) and ms-swift (megatron/trainers).
+
+The head of a critic is that of Megatron-Bridge (training/utils/train_utils.py).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ def replace_output_layer(job: TrainingJob, config: Any, model: Any) -> None:
         model.output_layer.forward = partial(_token_score, model.output_layer.forward)
     if outputs is None or not model.post_process:
         return
-    model.output_layer = _linear(config, outputs) if outputs else _Normalized()
+    linear = _values if job.model.value_head else _linear
+    model.output_layer = linear(config, outputs) if outputs else _Normalized()
     if config.sequence_parallel and config.tensor_model_parallel_size > 1:
         model.output_layer.forward = partial(_gathered, model.output_layer.forward)
 
@@ -51,6 +55,18 @@ def _linear(config: Any, outputs: int) -> Any:
         parallel_mode="duplicated",
         skip_weight_param_allocation=False,
     )
+
+
+def _values(config: Any, outputs: int) -> Any:
+    class LinearForLastLayer(torch.nn.Linear):
+        """Takes the arguments of the output layer that it replaces."""
+
+        def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            return super().forward(hidden).float(), None
+
+    layer: Any = LinearForLastLayer(config.hidden_size, outputs, bias=False, dtype=config.params_dtype, device="cuda")
+    layer.weight.sequence_parallel = config.sequence_parallel
+    return layer
 
 
 class _Normalized(torch.nn.Module):

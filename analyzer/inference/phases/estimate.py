@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from analyzer.inference.phases.forward import forward_bytes
+from analyzer.inference.phases.in_turns import critic_phases
 from analyzer.memory.device_overhead import outside_allocator_bytes
-from analyzer.memory.other_models import job_of_phase, other_weight_bytes
+from analyzer.memory.other_models import job_of_phase, other_weight_bytes, states_in_turns
 from analyzer.memory.verdict import highest
 from analyzer.results import PhaseMemory, RankClass, RankMemory, Report
 from analyzer.specs import TrainingJob
@@ -65,6 +66,9 @@ def _update(report: Report, listed: list[Phase]) -> PhaseMemory:
 def _phase(report: Report, phase: Phase) -> Iterator[PhaseMemory]:
     """The phase on the rank that needs the most."""
     job, work = report.job, phase.work
+    if phase.training is not None:
+        yield from critic_phases(report, phase, [(rank, _beside(report, phase, rank)) for rank in report.ranks])
+        return
     engine = 0
     if isinstance(work, Engine):
         capacity = job.hardware.capacity_bytes
@@ -108,6 +112,12 @@ def _on_host(phase: Phase, memory: RankMemory) -> int:
     return parameters + (memory.optimizer_bytes if "optimizer" in phase.on_host else 0)
 
 
+def _beside(report: Report, phase: Phase, rank: RankClass) -> tuple[int, int]:
+    """Bytes that the models beside a critic have on the GPU of a rank in its phases, and in host memory."""
+    weights = sum(_other_weights(report.job, each, rank) for each in report.job.tuning.beside)
+    return _states(phase, rank.memory) + weights, _on_host(phase, rank.memory) + _other_weights_on_host(report, rank)
+
+
 def _other_weights(job: TrainingJob, phase: Phase, rank: RankClass) -> int:
     """Bytes of the weights of another model."""
     if phase.model is None:
@@ -116,6 +126,10 @@ def _other_weights(job: TrainingJob, phase: Phase, rank: RankClass) -> int:
 
 
 def _other_weights_on_host(report: Report, rank: RankClass) -> int:
-    """Bytes of the weights of other models that stay in host memory; those of the reference model are there once."""
+    """Bytes of other models that stay in host memory; those of the reference model are there once."""
     there = {each.name: each for each in report.job.tuning.phases if each.on_same_gpus and each.weights in ("host", "swapped")}
-    return sum(_other_weights(report.job, each, rank) for each in there.values())
+    moved = sum(
+        states_in_turns(report.job, other, training.moved - {"gradients"}, stage=rank.pipeline_rank)
+        for _, training, other in report.job.tuning.in_turns
+    )
+    return moved + sum(_other_weights(report.job, each, rank) for each in there.values())

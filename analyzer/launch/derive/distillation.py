@@ -75,6 +75,8 @@ def with_phase_models(tuning: FineTuning, with_model: Callable[[Phase], Phase | 
         made = with_model(phase) if phase.model_name and phase.on_same_gpus else phase
         if made is None:
             unknown = f"the sizes of {phase.model_name} are not known, and its memory is not counted"
-            made = replace(phase, weights=None, work=None)
+            made = replace(phase, weights=None, work=None, training=None)
+        if made.training is not None and made.training.job is not None and made.training.job.withheld:
+            unknown = f"of the {made.name}: {made.training.job.withheld[0]}"
         found.append(made)
     return replace(tuning, phases=tuple(found)), unknown

@@ -23,7 +23,9 @@ def with_head(tuning: FineTuning, job: TrainingJob) -> tuple[TrainingJob, str]:
         return job, f"the head of {tuning.method} is counted as that of a language model {reason}"
     if tuning.token_score:
         return replace(job, model=replace(job.model, token_score=True)), ""
-    return replace(job, model=replace(job.model, head_outputs=tuning.head_outputs, tied_embeddings=False)), ""
+    return replace(
+        job, model=replace(job.model, head_outputs=tuning.head_outputs, value_head=tuning.value_head, tied_embeddings=False)
+    ), ""
 
 
 def _not_modelled(tuning: FineTuning, job: TrainingJob) -> Iterator[str]:

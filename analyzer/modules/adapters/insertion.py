@@ -29,7 +29,14 @@ _METHODS: Final[dict[AdapterMethod, type[AdaptedLayer]]] = {
     "dora": ScaledLayer,
 }
 _OUTSIDE_LAYERS: Final = frozenset(
-    {ModuleKind.BATCH, ModuleKind.LOSS, ModuleKind.SAMPLE_HEAD, ModuleKind.NORMALIZED_OUTPUT, ModuleKind.TOKEN_SCORE}
+    {
+        ModuleKind.BATCH,
+        ModuleKind.LOSS,
+        ModuleKind.SAMPLE_HEAD,
+        ModuleKind.VALUE_HEAD,
+        ModuleKind.NORMALIZED_OUTPUT,
+        ModuleKind.TOKEN_SCORE,
+    }
 )
 """Modules that are not frozen: ms-swift trains the head of classification and reward models beside adapters."""
 _OF_TOKENS: Final = ("embedding", "enorm")

@@ -1,7 +1,8 @@
 """The head of a model that scores or embeds samples, in place of output layer and cross entropy, or of the cross entropy alone.
 
 Source: `GPTModel.__init__`, `OutputLayerLinear` and `GPTModel._postprocess` of mcore-bridge 1.6.5 (model/gpt_model.py), and
-`get_last_tokens` of ms-swift 4.6. The loss reads the last token of each sample; its tensors are not counted.
+`get_last_tokens` of ms-swift 4.6. The head of a critic is `LinearForLastLayer` of Megatron-Bridge (training/utils/train_utils.py).
+The loss reads the last token of each sample; its tensors are not counted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 from analyzer.modules.head import decoder_output_layer, logits
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.linear import weight_gradient
 from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Tensor, for_weight, total_bytes
 
@@ -28,15 +30,22 @@ def _linear(shapes: Shapes) -> Module:
     weight = Parameter(
         name="weight", shape=(outputs, model.hidden_size), dtype=shapes.dtype, sequence_parallel=shapes.t > 1 and shapes.sp
     )
+    of_weight = weight_gradient(shapes, (outputs, model.hidden_size), cached=False) if model.value_head else ()
+    values = Tensor(name="values in fp32", shape=(rows, shapes.b, outputs), dtype="fp32", formula="4·s·b·n")
     return Module(
         name="output_layer",
-        kind=ModuleKind.SAMPLE_HEAD,
+        kind=ModuleKind.VALUE_HEAD if model.value_head else ModuleKind.SAMPLE_HEAD,
         parameters=(weight,),
         saved=for_weight((shapes.hidden("input", made_in=f"decoder.{model.final_norm}"),)),
-        forward_workspace=(Tensor(name="output", shape=(rows, shapes.b, outputs), dtype=shapes.dtype, formula="2·s·b·n"),),
-        backward_workspace=(shapes.hidden("input gradient"),),
-        collectives=_gather(shapes, outputs),
-        source="mcore_bridge.model.gpt_model.OutputLayerLinear",
+        forward_workspace=(
+            Tensor(name="output", shape=(rows, shapes.b, outputs), dtype=shapes.dtype, formula="2·s·b·n"),
+            *([values] if model.value_head else []),
+        ),
+        backward_workspace=(shapes.hidden("input gradient"), *of_weight),
+        collectives=_gather(shapes, outputs, dtype="fp32" if model.value_head else shapes.dtype),
+        source="megatron.bridge.training.utils.train_utils.LinearForLastLayer"
+        if model.value_head
+        else "mcore_bridge.model.gpt_model.OutputLayerLinear",
     )
 
 
@@ -56,17 +65,17 @@ def _normalized(shapes: Shapes) -> Module:
         saved=(shapes.hidden("input", made_in=f"decoder.{model.final_norm}"), lengths, replace(lengths, name="divisors")),
         forward_workspace=(output, in_fp32),
         backward_workspace=max(conversion, division, key=total_bytes),
-        collectives=_gather(shapes, model.hidden_size),
+        collectives=_gather(shapes, model.hidden_size, dtype=shapes.dtype),
         source="torch.nn.functional.normalize",
     )
 
 
-def _gather(shapes: Shapes, width: int) -> tuple[Collective, ...]:
+def _gather(shapes: Shapes, width: int, *, dtype: str) -> tuple[Collective, ...]:
     """The gathered output; its gradient is split without a message (`tensor_parallel_output_grad=False`)."""
     if not shapes.sp:
         return ()
     shape = (shapes.s, shapes.b, width)
-    return (Collective(kind="all_gather", group="tp", shape=shape, dtype=shapes.dtype, phase="forward"),)
+    return (Collective(kind="all_gather", group="tp", shape=shape, dtype=dtype, phase="forward"),)
 
 
 def token_score_head(shapes: EndShapes, *, pre_process: bool) -> tuple[Module, ...]:

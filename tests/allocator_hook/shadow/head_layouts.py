@@ -22,6 +22,10 @@ _OF: Final = {
     "reward, adapters": (f"{_LLAMA} {_FULL} --info-lora 64", 1),
     "classes, experts": (f"{_LLAMA} {_EXPERTS}", 5),
     "classes, fp8": (f"{_LLAMA} --fp8-format hybrid --fp8-recipe tensorwise", 3),
+    "value": (f"{_LLAMA}", 1),
+    "value, tp2 sp": (f"{_LLAMA} {_SP}", 1),
+    "value, tp2 pp2 sp, full recompute": (f"{_LLAMA} {_SP} {_FULL} --pipeline-model-parallel-size 2", 1),
+    "value, experts": (f"{_LLAMA} {_EXPERTS}", 1),
     "embedding": (f"{_LLAMA}", 0),
     "embedding, tp2 sp, full recompute": (f"{_LLAMA} {_SP} {_FULL}", 0),
     "embedding, one sample": (f"{_LLAMA} --micro-batch-size 1", 0),
@@ -42,4 +46,5 @@ TOKEN_SCORES: Final = {f"head, {name}" for name in _SCORES}
 HEADS: Final = {
     f"head, {name}": f"--bf16 {words}" for name, words in [*((name, words) for name, (words, _) in _OF.items()), *_SCORES.items()]
 }
+VALUE_HEADS: Final = {f"head, {name}" for name in _OF if name.startswith("value")}
 HEAD_OUTPUTS: Final = {f"head, {name}": outputs for name, (_, outputs) in _OF.items()}

@@ -26,7 +26,7 @@ from tests.allocator_hook.shadow.distillation_layouts import BATCHED, DISTILLATI
 from tests.allocator_hook.shadow.encoder_layouts import BASES, ENCODERS
 from tests.allocator_hook.shadow.found_layouts import FOUND
 from tests.allocator_hook.shadow.frozen_layouts import FROZEN, FROZEN_PARAMETERS, HELD_BY_LEAF
-from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, HEADS, TOKEN_SCORES
+from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, HEADS, TOKEN_SCORES, VALUE_HEADS
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
 from tests.allocator_hook.shadow.share import share_of
 from tests.allocator_hook.shadow.vision_layouts import MULTIMODAL, MULTIMODAL_BASE, VISION, VISION_BASE
@@ -593,7 +593,8 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
             job = replace(job, model=replace(job.model, adapters=adapters))
         head, student = HEAD_OUTPUTS.get(name), DISTILLATIONS.get(name)
         model = replace(job.model, frozen_parameters=FROZEN_PARAMETERS.get(name), head_outputs=head, distillation=student)
-        job = replace(job, model=replace(model, token_score=name in TOKEN_SCORES, branch_norms=name in BRANCH_NORMS))
+        added = {"token_score": name in TOKEN_SCORES, "branch_norms": name in BRANCH_NORMS, "value_head": name in VALUE_HEADS}
+        job = replace(job, model=replace(model, **added))
         report = predict(job)
     except InputError as error:
         if Version("0.14") <= RELEASE < Version("0.17"):

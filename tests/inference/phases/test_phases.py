@@ -12,6 +12,7 @@ import pytest
 
 from analyzer.api import read_launch, report_of
 from analyzer.memory.device_overhead import outside_allocator_bytes
+from analyzer.memory.ranks import rank_classes
 from analyzer.results import PhaseMemory, Report
 from analyzer.units import GIB, MIB
 
@@ -91,6 +92,50 @@ def test_a_reference_model_is_on_the_gpu_or_on_the_host(offload: tuple[str, ...]
     assert phases(found)["update"].host_bytes == pytest.approx(weights, abs=512 * 1000)
     reference = phases(found)["reference"]
     assert reference.forward_bytes == TOKENS * VOCABULARY * 6 + TOKENS * HIDDEN * 2
+
+
+CRITIC = (
+    "algorithm.adv_estimator=gae", "model_engine=megatron", "critic.model.path=Qwen/Qwen2.5-1.5B",
+    "critic.ppo_infer_max_token_len_per_gpu=4096",
+)  # fmt: skip
+VALUES = PARAMETERS + HIDDEN  # tied embeddings: the head is a row beside them
+
+
+@pytest.mark.parametrize("offload", [(), ("critic.megatron.param_offload=True", "critic.megatron.optimizer_offload=True")])
+def test_the_states_of_a_critic_are_on_the_gpu_or_on_the_host(offload: tuple[str, ...]) -> None:
+    """bf16 weights, fp32 gradients, and 12 bytes of states on one of eight ranks; `MegatronEngine.to` moves them."""
+    alone, found = report(), report(*CRITIC, *offload)
+    more = found.ranks[0].memory.runtime_bytes - alone.ranks[0].memory.runtime_bytes
+    assert more == (0 if offload else pytest.approx((2 + 4 + 12 / 8) * VALUES, rel=0.001))
+    host = phases(found)["update"].host_bytes
+    assert host == (pytest.approx((2 + 12 / 8) * VALUES, rel=0.001) if offload else 0)
+    peak = found.ranks[0].memory.peak_allocated_bytes - alone.ranks[0].memory.peak_allocated_bytes
+    assert peak == more
+
+
+def test_the_phases_of_a_critic_have_the_states_of_the_actor_beside_its_own() -> None:
+    found = report(*CRITIC)
+    moved = report(*CRITIC, *ON_HOST)
+    ((_, _, critic),) = found.job.tuning.in_turns
+    own, memory = rank_classes(critic)[0].memory, found.ranks[0].memory
+    actor = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    assert phases(found)["critic update"].device_bytes == own.device_bytes + actor
+    assert phases(moved)["critic update"].device_bytes == own.device_bytes
+    assert phases(moved)["critic update"].host_bytes == memory.parameters_bytes + memory.optimizer_bytes
+    states = own.parameters_bytes + own.gradients_bytes + own.optimizer_bytes + own.runtime_bytes
+    values = phases(found)["critic values"]
+    assert values.states_bytes == states + actor
+    assert values.forward_bytes < phases(found)["critic update"].forward_bytes
+
+
+def test_a_critic_on_the_host_has_its_weights_on_the_gpu_for_its_values() -> None:
+    offload = ("critic.megatron.param_offload=True", "critic.megatron.optimizer_offload=True")
+    found = report(*CRITIC, *offload, *ON_HOST)
+    ((_, _, critic),) = found.job.tuning.in_turns
+    own, memory = rank_classes(critic)[0].memory, found.ranks[0].memory
+    values = phases(found)["critic values"]
+    assert values.states_bytes == own.parameters_bytes + own.runtime_bytes
+    assert values.host_bytes == own.optimizer_bytes + memory.parameters_bytes + memory.optimizer_bytes
 
 
 def test_a_colocated_launch_never_fits_by_the_update_alone() -> None:

@@ -1,0 +1,67 @@
+"""The phases of a critic, which is trained on the GPUs of the actor: its values, a pass without gradients, and its update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from analyzer.inference.phases.forward import forward_bytes
+from analyzer.memory.device_overhead import outside_allocator_bytes
+from analyzer.memory.ranks import rank_classes
+from analyzer.results import PhaseMemory, RankClass, Report
+from analyzer.specs.fine_tuning import ForwardPass, Phase
+
+VALUES, UPDATE = "critic values", "critic update"
+
+
+def critic_phases(report: Report, phase: Phase, beside: Sequence[tuple[RankClass, tuple[int, int]]]) -> Iterator[PhaseMemory]:
+    """Both phases, each on the rank that needs the most.
+
+    `beside`: for each rank class of the actor, the bytes that its states and other models have on the GPU in these phases, and in
+    host memory, with what of the critic is there outside its phases. Of another pipeline the highest combination is counted.
+    """
+    training = phase.training
+    assert training is not None, "the phase has another training"
+    assert training.job is not None, "its words were read"
+    job, moved = training.job, training.moved
+    passes = forward_bytes(job, phase.work) if isinstance(phase.work, ForwardPass) else (0,) * job.parallel.pipeline
+    same = job.parallel.pipeline == report.job.parallel.pipeline
+    values, updates = [], []
+    for own in rank_classes(job):
+        memory = own.memory
+        every = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes
+        in_pass = memory.parameters_bytes
+        in_pass += 0 if "gradients" in moved else memory.gradients_bytes
+        in_pass += 0 if "optimizer" in moved else memory.optimizer_bytes
+        from_host = sum(
+            size for part, size in (("parameters", memory.parameters_bytes), ("optimizer", memory.optimizer_bytes)) if part in moved
+        )
+        loaded = memory.parameters_bytes if "parameters" in moved else 0
+        for rank, (staying, host) in beside:
+            if same and rank.pipeline_rank != own.pipeline_rank:
+                continue
+            first = rank.ranks[0][0]
+            states, forward = staying + memory.runtime_bytes, passes[own.pipeline_rank]
+            values.append(
+                PhaseMemory(
+                    name=VALUES,
+                    rank=first,
+                    device_bytes=outside_allocator_bytes(job) + states + in_pass + forward,
+                    states_bytes=states + in_pass,
+                    forward_bytes=forward,
+                    engine_bytes=0,
+                    host_bytes=host - loaded,
+                )
+            )
+            updates.append(
+                PhaseMemory(
+                    name=UPDATE,
+                    rank=first,
+                    device_bytes=memory.device_bytes + staying,
+                    states_bytes=states + every,
+                    forward_bytes=memory.peak_allocated_bytes - every - memory.runtime_bytes,
+                    engine_bytes=0,
+                    host_bytes=host - from_host,
+                )
+            )
+    for listed in (values, updates):
+        yield max(listed, key=lambda each: (each.device_bytes, -each.rank))
