@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, frozen_parts, kind_of, unknown_fields
+from analyzer.frameworks.bridge_vision import PROVIDERS, read_vision
 from analyzer.frameworks.containers import TARGET, Tree, from_yaml
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
@@ -22,6 +23,7 @@ from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.specs.fine_tuning import FineTuning
+from analyzer.specs.vision_part import ModelParts
 from analyzer.units import natural, round_up
 
 _OTHER: Final = re.compile(r"VL|Vl|Omni|Audio|ASR|T5|Llava|MIMO|Mimo|Diffusion|DiT|Flux|Wan|Distillation")
@@ -180,7 +182,9 @@ def own_words(config: Tree) -> MegatronWords:
     if not model or not _table(config, "train"):
         raise InputError("the configuration", "has no model or no train", "give the complete ConfigContainer of Megatron-Bridge")
     _refuse_other(model)
-    model = _flat(model)
+    vision = read_vision(model)
+    frozen = frozen_parts(model, "model")
+    model = _flat(vision.model)
     data_parallel = natural(str(config.get("data_parallel_size")))
     found = Words()
     precision = _mixed_precision(config)
@@ -200,7 +204,7 @@ def own_words(config: Tree) -> MegatronWords:
     kind = kind_of(str(peft.get(TARGET)))
     adapter = bridge_adapter(peft, "peft", kind) if peft else None
     found.unknown += unknown_fields(peft, "peft", kind)
-    tuning = FineTuning(adapter=adapter, frozen=frozen_parts(model, "model"), packed=bool(notes))
+    tuning = FineTuning(adapter=adapter, frozen=frozen, packed=bool(notes), vision=vision.training)
     return MegatronWords(
         words=tuple(found.words),
         world=_world(model, data_parallel),
@@ -209,6 +213,7 @@ def own_words(config: Tree) -> MegatronWords:
         unknown=tuple(found.unknown),
         withheld=found.withheld(),
         tuning=tuning,
+        parts=ModelParts(vision=vision.weights),
     )
 
 
@@ -242,12 +247,13 @@ def _table(tree: Mapping[str, Any], name: str) -> Tree:
 
 def _refuse_other(model: Tree) -> None:
     name = str(model.get(TARGET, "")).rpartition(".")[2]
+    if name in PROVIDERS:
+        return
     key = next((each for each in _OTHER_KEYS if model.get(each)), None)
     if _OTHER.search(name) or key:
         fault = f"{name or key} builds a model of another kind than GPTs and Mamba hybrids, which are read from a container"
-        raise UnsupportedError(
-            "model", fault, "give that of a text model; NeMo-RL, verl and ms-swift launch vision-language models"
-        )
+        remedy = "give that of a text model, or of a vision-language model of Qwen or GLM-4.5V"
+        raise UnsupportedError("model", fault, remedy)
 
 
 def _mixed_precision(config: Tree) -> Tree:

@@ -58,7 +58,7 @@ class MegatronWords:
     release: LaterRelease | None = None
     """The release of megatron-core that the framework needs for the model; None for any."""
     parts: ModelParts = NO_PARTS
-    """What options of the fork say of the model."""
+    """What options of the fork, or a configuration of a framework, say of the model."""
 
 
 def megatron_words(

@@ -141,7 +141,7 @@ def _arguments(command: _Command, own: MegatronWords, parsed: _Parsed, *, about_
         unknown=(*about_entry, *parsed.statements, *own.statements, *command.statements),
         withheld=own.withheld,
         tuning=_tuning(own.tuning, info),
-        parts=replace(parsed.parts, branch_norms=parsed.parts.branch_norms or own.parts.branch_norms),
+        parts=parsed.parts.joined(own.parts),
         words=parsed.words,
         fork=own.fork.fork.key if own.fork is not None else None,
         software=software,

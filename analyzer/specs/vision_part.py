@@ -89,6 +89,10 @@ class ModelParts:
     branch_norms: bool = False
     """The outputs of attention and FFN are normalized (`ModelSpec.branch_norms`)."""
 
+    def joined(self, other: ModelParts) -> ModelParts:
+        """These, with what `other` has and these lack."""
+        return ModelParts(vision=self.vision or other.vision, branch_norms=self.branch_norms or other.branch_norms)
+
 
 NO_PARTS: Final = ModelParts()
 

@@ -415,3 +415,82 @@ def test_a_launch_of_megatron_trains_the_language_model(tmp_path: Path) -> None:
     found = job(tmp_path, "--nproc-per-node", "8", "--info-model", "Qwen/Qwen3-VL-8B-Instruct")
     assert held(found) == ()
     assert "its vision part is left out" in " ".join(found.assumptions)
+
+
+# containers of Megatron-Bridge
+
+
+CONTAINER = """
+model:
+  _target_: megatron.bridge.models.qwen_vl.qwen3_vl_provider.Qwen3VLMoEModelProvider
+  num_layers: 48
+  hidden_size: 2048
+  ffn_hidden_size: 6144
+  num_attention_heads: 32
+  num_query_groups: 4
+  kv_channels: 128
+  qk_layernorm: true
+  num_moe_experts: 128
+  moe_router_topk: 8
+  moe_ffn_hidden_size: 768
+  moe_grouped_gemm: true
+  moe_token_dispatcher_type: alltoall
+  vocab_size: 151936
+  normalization: RMSNorm
+  add_bias_linear: false
+  share_embeddings_and_output_weights: false
+  gated_linear_unit: true
+  activation_func: {_name_: silu, _target_: torch.nn.functional.silu, _call_: false}
+  position_embedding_type: mrope
+  mrope_section: [24, 20, 20]
+  image_token_id: 151655
+  dist_train: {use_dist_train: false, vision_world_size: null}
+  vision_cuda_graph_impl: none
+  vision_dp_when_cp: false
+  use_hf_vision_model: false
+  hf_text_config: null
+  tensor_model_parallel_size: 2
+  sequence_parallel: true
+  expert_model_parallel_size: 8
+  freeze_language_model: false
+  freeze_vision_model: true
+  vision_config:
+    _target_: transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe.Qwen3VLMoeVisionConfig.from_dict
+    _call_: true
+    config_dict: {hidden_size: 1152, depth: 27, intermediate_size: 4304, out_hidden_size: 2048}
+optimizer: {_target_: x.OptimizerConfig, optimizer: adam, bf16: true, use_distributed_optimizer: true}
+ddp: {_target_: x.DistributedDataParallelConfig, use_distributed_optimizer: true}
+train: {_target_: x.TrainingConfig, micro_batch_size: 1, global_batch_size: 32}
+dataset: {_target_: x.HFDatasetConversationProvider, seq_length: 4096}
+tokenizer: {_target_: x.TokenizerConfig, tokenizer_type: NullTokenizer}
+mixed_precision: bf16_mixed
+"""
+
+
+def container(folder: Path, *more: str) -> TrainingJob:
+    pytest.importorskip("omegaconf")
+    write(folder, {"container.yaml": CONTAINER})
+    return job(folder, "container.yaml", *more, "--info-world-size", "8")
+
+
+def test_a_container_has_the_vision_part_that_its_provider_builds(tmp_path: Path) -> None:
+    """Qwen3-VL-30B-A3B: the language model and the projection are trained, and the encoder is frozen."""
+    found = container(tmp_path)
+    assert sum(each.full_numel for each in held(found)) == TOTAL["Qwen/Qwen3-VL-30B-A3B-Instruct"]
+    assert trained(found) == 31_070_754_032 - VISION["Qwen/Qwen3-VL-30B-A3B-Instruct"]["vision_model"]
+    assert found.withheld == ()
+    assert found.not_counted[0].startswith("the activations of the vision part")
+    assert found.unknown == ()
+
+
+def test_what_a_container_freezes_replaces_the_defaults_of_its_provider(tmp_path: Path) -> None:
+    assert trained(container(tmp_path, "model.freeze_language_model=true")) == 122_739_968
+    assert trained(container(tmp_path, "model.freeze_vision_model=false")) == 31_070_754_032
+    assert trained(container(tmp_path, "~model.freeze_language_model", "~model.freeze_vision_model")) == 122_739_968
+
+
+def test_a_vision_part_on_other_gpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="on other GPUs than the language model"):
+        container(tmp_path, "model.dist_train.use_dist_train=true")
+    with pytest.raises(UnsupportedError, match="a vision part of transformers"):
+        container(tmp_path, "model.use_hf_vision_model=true")

@@ -62,7 +62,9 @@ NOT_BY_NAME: Final[Mapping[str, str]] = {
     "InferenceTime": "others",
     "OffloadReport": "sizes other_seconds assumptions unknown price command",
     "RankClass": "chunks trees",
-    "RankMemory": "peak_event peak_in_first_iteration garbage_bytes unsplit_bytes unsplit_at_first_peak_bytes unsplit_at_peak_bytes replayed",
+    "RankMemory": (
+        "peak_event peak_in_first_iteration garbage_bytes unsplit_bytes unsplit_at_first_peak_bytes unsplit_at_peak_bytes replayed"
+    ),
     "Report": "groups full_model warnings unknown timelines command",
     "SearchResult": "best front given least_seconds ended",
     "Tier": "weights cache activations buffers capacity",

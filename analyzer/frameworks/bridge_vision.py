@@ -1,0 +1,72 @@
+"""The vision part of a model in a ConfigContainer of Megatron-Bridge.
+
+Sources: models/qwen_vl/{qwen25_vl,qwen3_vl,qwen35_vl}_provider.py and models/glm_vl/glm_45v_provider.py of Megatron-Bridge,
+August 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from analyzer.errors import UnsupportedError
+from analyzer.frameworks.adapters import bridge_vision
+from analyzer.frameworks.containers import TARGET, Tree
+from analyzer.frameworks.options import is_true
+from analyzer.launch.model_config.configuration import Configuration
+from analyzer.launch.model_config.vision import vision_weights
+from analyzer.specs.model import FROZEN_PARTS
+from analyzer.specs.vision_part import VisionTraining, VisionWeights
+from analyzer.units import natural
+
+PROVIDERS: Final[Mapping[str, str]] = {
+    "Qwen25VLModelProvider": "qwen2_5_vl",
+    "Qwen3VLModelProvider": "qwen3_vl",
+    "Qwen3VLMoEModelProvider": "qwen3_vl_moe",
+    "Qwen35VLModelProvider": "qwen3_5",
+    "Qwen35VLMoEModelProvider": "qwen3_5_moe",
+    "GLM45VModelProvider": "glm4v_moe",
+}
+"""The model_type of a configuration by the class of a provider."""
+_READ: Final = frozenset({
+    "vision_config", "hf_text_config", "return_dict", "mrope_section", "bos_token_id", "eos_token_id", "vision_start_token_id",
+    "vision_end_token_id", "vision_token_id", "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id",
+    "video_start_token_id", "video_end_token_id", "language_max_sequence_length", "patch_size", "temporal_patch_size",
+    "in_channels", "vision_dp_when_cp", "use_hf_vision_model",
+    "spatial_merge_size", "num_position_embeddings", "out_hidden_size", "deepstack_visual_indexes", "pretrained_model_name",
+    "head_dim", "mlp_only_layers", "decoder_sparse_step", "add_encoder", "add_decoder", "hetereogenous_dist_checkpoint",
+    "vision_cuda_graph_scope", "max_vision_cuda_graph_seq_length", "modality_keys", *(f"freeze_{part}" for part in FROZEN_PARTS),
+})  # fmt: skip
+"""Fields of the vision part and of its tokens, which are read here or have no effect on the memory of the language model."""
+_NO_GRAPHS: Final = ("vision_cuda_graph_impl", "none")
+
+
+class Vision(NamedTuple):
+    """The vision part, and the fields of the language model."""
+
+    weights: VisionWeights | None
+    training: VisionTraining | None
+    model: Tree
+
+
+def read_vision(model: Tree) -> Vision:
+    """The vision part of the fields of a provider. Raises UnsupportedError for one that is built otherwise."""
+    name = str(model.get(TARGET, "")).rpartition(".")[2]
+    kind = PROVIDERS.get(name)
+    if kind is None:
+        return Vision(None, None, model)
+    apart = model.get("dist_train")
+    if is_true(model.get("use_hf_vision_model")) or (isinstance(apart, Mapping) and is_true(apart.get("use_dist_train"))):
+        fault = "a vision part of transformers, or on other GPUs than the language model, is not modelled"
+        raise UnsupportedError("model", fault, "leave out model.use_hf_vision_model and model.dist_train.use_dist_train")
+    given = model.get("vision_config")
+    fields: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    inner = fields.get("config_dict")
+    fields = {key: value for key, value in (inner if isinstance(inner, Mapping) else fields).items() if key != TARGET}
+    width = natural(str(model.get("hidden_size"))) or 1
+    values = {"model_type": kind, "vision_config": {"hidden_size": 1152 if kind.startswith("qwen3") else None, **fields}}
+    weights = vision_weights(Configuration(values, name), width=width)
+    training = bridge_vision({key: value for key, value in model.items() if key.startswith("freeze_")}, "model.")
+    # three positions of a token, which fused kernels do not rotate by; they save no tensor more than one
+    language = {key: value for key, value in model.items() if key not in _READ and (key, value) != _NO_GRAPHS}
+    return Vision(weights, training, language | {"position_embedding_type": "rope", "apply_rope_fusion": False})
