@@ -102,7 +102,9 @@ WORLD: Final = Part(named("size=world_size nodes gpus_per_node"), "job.parallel"
 SOFTWARE: Final = named("transformer_engine=te torch")
 MODEL: Final = named("parameters parameters_unpadded padded_vocab_size=job.model.padded_vocab_size")
 PARALLEL: Final = named("tensor pipeline virtual_pipeline context data expert expert_tensor expert_data order sequence_parallel")
-NOT_IN_MEMORY: Final = "peak_event peak_in_first_iteration garbage_bytes unsplit_bytes unsplit_at_first_peak_bytes unsplit_at_peak_bytes replayed"
+NOT_IN_MEMORY: Final = (
+    "peak_event peak_in_first_iteration garbage_bytes unsplit_bytes unsplit_at_first_peak_bytes unsplit_at_peak_bytes replayed"
+)
 """Fields of `RankMemory` for the texts of the report."""
 FORMATS: Final[Formats] = {
     Report: {

@@ -593,8 +593,8 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
             job = replace(job, model=replace(job.model, adapters=adapters))
         head, student = HEAD_OUTPUTS.get(name), DISTILLATIONS.get(name)
         model = replace(job.model, frozen_parameters=FROZEN_PARAMETERS.get(name), head_outputs=head, distillation=student)
-        added = {"token_score": name in TOKEN_SCORES, "branch_norms": name in BRANCH_NORMS, "value_head": name in VALUE_HEADS}
-        job = replace(job, model=replace(model, **added))
+        model = replace(model, token_score=name in TOKEN_SCORES, branch_norms=name in BRANCH_NORMS, value_head=name in VALUE_HEADS)
+        job = replace(job, model=model)
         report = predict(job)
     except InputError as error:
         if Version("0.14") <= RELEASE < Version("0.17"):
