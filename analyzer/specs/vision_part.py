@@ -13,7 +13,7 @@ VisionHolder = Literal["ms-swift", "Megatron-Bridge", "mbridge", "ROLL"]
 """The library that builds the vision part beside the language model."""
 VISION_TYPES: Final = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
-    *("glm4v_moe", "internvl", "internvl_chat", "qwen2_5_omni", "qwen3_omni_moe"),
+    *("glm4v", "glm4v_moe", "internvl", "internvl_chat", "qwen2_5_omni", "qwen3_omni_moe"),
 )
 """The model_type of the configurations whose parts for images and sound are read."""
 Part = Literal["vision", "sound"]

@@ -21,6 +21,7 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "qwen2": dense.qwen2,
     "mimo": llama_like.mimo,
     "glm4": llama_like.glm4,
+    "glm4v_text": llama_like.glm4,
     "qwen3": dense.qwen3,
     "gemma": dense.gemma,
     "phi3": dense.phi3,

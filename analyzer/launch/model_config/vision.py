@@ -135,7 +135,7 @@ def _qwen3(config: Configuration, width: int) -> Iterator[VisionWeight]:
 
 
 def _glm(config: Configuration, width: int) -> Iterator[VisionWeight]:
-    """GLM-4.5V: the FFN of a block has the width of the outputs, that of the merger `intermediate_size`."""
+    """GLM-4.1V and 4.5V: the FFN of a block has the width of the outputs, that of the merger `intermediate_size`."""
     del width
     vision = config.nested("vision_config")
     hidden, depth, outputs = (
@@ -269,6 +269,7 @@ _FAMILIES: Final[dict[str, tuple[_Reader, tuple[str, ...]]]] = {
     "qwen3_vl_moe": (_qwen3, ("merger.", "deepstack_merger_list.")),
     "qwen3_5": (_qwen3, ("merger.",)),
     "qwen3_5_moe": (_qwen3, ("merger.",)),
+    "glm4v": (_glm, ("merger.",)),
     "glm4v_moe": (_glm, ("merger.",)),
     "internvl": (_intern, ("projector.",)),
     "internvl_chat": (_intern, ("projector.",)),

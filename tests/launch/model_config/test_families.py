@@ -174,6 +174,7 @@ LIKE = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen2_5_omni_text": "qwen2",
+    "glm4v_text": "glm4",
     "qwen3_omni_moe_text": "qwen3_moe",
     "glm4v_moe_text": "glm4_moe",
     "qwen3_vl_text": "qwen3",
