@@ -45,7 +45,7 @@ _BEFORE_PROGRAM: Final = ("-m", "--module", "verl_mlite.launch")
 _OF_MEGATRON: Final = "pretrain_"
 """Begins the names of Megatron's own scripts."""
 _MS_SWIFT: Final = (frozenset({"megatron", "swift"}), frozenset({"sft", "pt", "rlhf"}))
-"""The first two words of a command of ms-swift."""
+"""The first two words of a command of ms-swift. Only those that begin with megatron train with Megatron-LM (swift/cli)."""
 
 
 class Found(NamedTuple):
@@ -62,9 +62,14 @@ class Found(NamedTuple):
 
 
 def recognize(argv: Sequence[str]) -> Found | None:
-    """The launch of a framework; None for other launches."""
+    """The launch of a framework; None for other launches. Raises UnsupportedError for a launch that trains without Megatron-LM."""
     info, words = _separated(argv)
     if all(word in names for word, names in zip(words, _MS_SWIFT, strict=False)) and len(words) > len(_MS_SWIFT):
+        if words[0] == "swift":
+            from analyzer.errors import UnsupportedError
+
+            fault = "trains with the Trainer of transformers, and only training by Megatron-LM is modelled"
+            raise UnsupportedError(f"swift {words[1]}", fault, f"use megatron {words[1]} of ms-swift")
         return Found("ms_swift", words[1], tuple(words[2:]), tuple(info))
     for position, word in enumerate(words):
         if word.endswith(YAML) and position == 0:

@@ -64,6 +64,15 @@ def test_other_launches_are_left_as_they_are(line: str) -> None:
     assert recognize(line.split()) is None
 
 
+@pytest.mark.parametrize("task", ["sft", "pt", "rlhf"])
+def test_trainings_of_ms_swift_without_megatron_are_refused(task: str) -> None:
+    """ROUTE_MAPPING of swift/cli/main.py: only those of swift/cli/_megatron train with Megatron-LM."""
+    with pytest.raises(UnsupportedError, match="trains with the Trainer of transformers") as found:
+        recognize(["swift", task, "--model", "Qwen/Qwen3-8B"])
+    assert found.value.option == f"swift {task}"
+    assert recognize(["megatron", task, "--model", "Qwen/Qwen3-8B"]) is not None
+
+
 @pytest.mark.parametrize(
     ("tree", "framework"),
     [

@@ -381,6 +381,12 @@ def test_the_number_of_gpus_of_the_job_is_that_of_the_header(tmp_path: Path) -> 
     assert (launch.shape, launch.value("--save")) == ((1, 4), "0,1,2,3")
 
 
+def test_a_training_without_megatron_in_a_script_is_refused(tmp_path: Path) -> None:
+    done = run_text("NPROC_PER_NODE=2 swift sft --model Qwen/Qwen3-8B --max_length 2048", folder=tmp_path)
+    assert done.returncode == 2
+    assert "swift sft: trains with the Trainer of transformers" in done.stderr
+
+
 @pytest.mark.parametrize("starter", ["bash", "sbatch"])
 def test_the_command_that_starts_the_script_may_stand_before_it(starter: str, tmp_path: Path) -> None:
     (tmp_path / "launch.sh").write_text(f"{LAUNCH}\n")
