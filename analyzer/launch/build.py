@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.model.shape import Shape
     from analyzer.launch.launchers.world import World
+    from analyzer.launch.megatron_words import MegatronWords
     from analyzer.launch.tokenizer.vocabulary import Vocabulary
     from analyzer.specs.fine_tuning import OtherTraining, Phase
     from analyzer.specs.model import BlockSpec
@@ -136,7 +137,7 @@ def _build(
         tuning=arguments.tuning,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
     )
-    return _checked(launch, _with_adapters(launch, job))
+    return _checked(launch, _with_adapters(launch, _with_branch_norms(launch, job)))
 
 
 def _checked(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
@@ -151,6 +152,15 @@ def _checked(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     return replace(job, assumptions=tuple(launch.assumptions), warnings=tuple(launch.warnings), unknown=tuple(launch.unknown))
 
 
+def _with_branch_norms(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
+    """The job with norms of the outputs of attention and FFN, if its model has them."""
+    if not launch.arguments.parts.branch_norms:
+        return job
+    from analyzer.launch.derive.model.branch_norms import with_branch_norms  # imported for such launches only
+
+    return with_branch_norms(launch, job)
+
+
 _FRAMEWORKS: Final[dict[AdapterLayers, str]] = {"megatron": "Megatron-Bridge", "transformer_engine": "ms-swift"}
 """Whose adapters have these layers."""
 _REGATHERED: Final = ", which gather their inputs again in the backward where sequence parallelism splits them"
@@ -159,15 +169,10 @@ _METHODS: Final[dict[AdapterMethod, str]] = {"lora": "LoRA", "canonical": "Canon
 
 def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     """The job with the adapters of the launch, and with what is not counted of its fine-tuning."""
-    tuning = launch.arguments.tuning
-    parts = launch.arguments.parts
-    if parts.branch_norms:
-        from analyzer.launch.derive.model.branch_norms import with_branch_norms
-
-        job = with_branch_norms(launch, job)
-    if tuning is ALL_PARAMETERS and parts.vision is None:
+    tuning, vision = launch.arguments.tuning, launch.arguments.parts.vision
+    if tuning is ALL_PARAMETERS and vision is None:
         return job
-    if parts.vision is not None:
+    if vision is not None:
         from analyzer.launch.derive.vision_part import with_vision_part
 
         job, tuning = with_vision_part(launch, job)
@@ -220,9 +225,7 @@ def _with_model(phase: Phase, *, job: TrainingJob, launch: LaunchInput) -> Phase
     """
     if phase.training is not None:
         return _with_training(phase, phase.training, job=job, launch=launch)
-    folder = launch.folder
     from analyzer.launch.model_config.published import published_model  # imported for launches with another model only
-    from analyzer.launch.parse import parse
 
     parallel, name = job.parallel, phase.model_name
     sizes = {
@@ -234,37 +237,47 @@ def _with_model(phase: Phase, *, job: TrainingJob, launch: LaunchInput) -> Phase
     }
     words = [str(word) for pair in sizes.items() for word in pair]
     words += [f"--{job.precision.parameters}", *(phase.layout or _layout_words(job))]
-    try:
-        arguments, world, _ = parse(words, environ={}, folder=folder)
-        found = build(arguments, world, environ={}, gpu=job.hardware, folder=folder)
-    except UnsupportedError:
-        return None
-    except InputError as error:
-        if error.option == MODEL:
-            return None
-        raise InputError(name, f"cannot have this layout ({error.option}: {error.fault})", error.remedy) from None
-    return replace(phase, model=found.model, parallel=found.parallel if phase.layout else None)
+    found = _built_beside(job, words, environ={}, folder=launch.folder, refusal=(name, "cannot have this layout"))
+    return None if found is None else replace(phase, model=found.model, parallel=found.parallel if phase.layout else None)
 
 
 def _with_training(phase: Phase, training: OtherTraining, *, job: TrainingJob, launch: LaunchInput) -> Phase | None:
     """The phase with the job of another training on the same GPUs; None if it is not modelled."""
     from analyzer.launch.launchers.world import World  # imported for launches with another training only
     from analyzer.launch.megatron_words import MegatronWords
-    from analyzer.launch.parse import parse
 
-    parallel, name = job.parallel, phase.model_name
-    world = World(parallel.nodes, parallel.gpus_per_node)
-    own = MegatronWords(training.words, model=name, world=world, tuning=training.tuning)
+    world = World(job.parallel.nodes, job.parallel.gpus_per_node)
+    own = MegatronWords(training.words, model=phase.model_name, world=world, tuning=training.tuning)
+    words, refusal = ["--info-megatron", job.megatron], (f"the {phase.name} {phase.model_name}", "is refused")
+    found = _built_beside(job, words, environ=launch.environ, folder=launch.folder, refusal=refusal, own=own)
+    return None if found is None else replace(phase, training=replace(training, job=found))
+
+
+def _built_beside(
+    job: TrainingJob,
+    words: list[str],
+    *,
+    environ: Mapping[str, str],
+    folder: Path,
+    refusal: tuple[str, str],
+    own: MegatronWords | None = None,
+) -> TrainingJob | None:
+    """The job of another model on the GPUs of `job`, from its words; None if it is not known or not modelled.
+
+    Raises InputError for what Megatron refuses: `refusal` is the name of the model, and what is said of it.
+    """
+    from analyzer.launch.parse import parse  # imported for launches with another model only
+
     try:
-        arguments, _, _ = parse(["--info-megatron", job.megatron], environ=launch.environ, folder=launch.folder, own=own)
-        found = build(arguments, world, environ=launch.environ, gpu=job.hardware, folder=launch.folder)
+        arguments, world, _ = parse(words, environ=environ, folder=folder, own=own)
+        return build(arguments, world, environ=environ, gpu=job.hardware, folder=folder)
     except UnsupportedError:
         return None
     except InputError as error:
         if error.option == MODEL:
             return None
-        raise InputError(f"the {phase.name} {name}", f"is refused ({error.option}: {error.fault})", error.remedy) from None
-    return replace(phase, training=replace(training, job=found))
+        name, fault = refusal
+        raise InputError(name, f"{fault} ({error.option}: {error.fault})", error.remedy) from None
 
 
 def _layout_words(job: TrainingJob) -> list[str]:

@@ -11,33 +11,21 @@ def with_branch_norms(spec: Any) -> Any:
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.mlp import MLP
 
-    def norm(config: Any) -> Any:
-        return TENorm(hidden_size=config.hidden_size, config=config, eps=config.layernorm_epsilon)
+    def normalized(base: Any, name: str) -> Any:
+        """`base` with a norm of its output, which is its module `name`."""
 
-    class NormalizedAttention(SelfAttention):  # type: ignore[misc]
-        """Attention with a norm of its output."""
+        class Normalized(base):  # type: ignore[misc]
+            def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+                super().__init__(config, *args, **options)
+                setattr(self, name, TENorm(hidden_size=config.hidden_size, config=config, eps=config.layernorm_epsilon))
 
-        def __init__(self, config: Any, *args: Any, **options: Any) -> None:
-            super().__init__(config, *args, **options)
-            self.post_self_attn_layernorm = norm(config)
+            def forward(self, *args: Any, **options: Any) -> Any:
+                output, bias = super().forward(*args, **options)
+                output = getattr(self, name)(output)
+                return output, bias
 
-        def forward(self, *args: Any, **options: Any) -> Any:
-            output, bias = super().forward(*args, **options)
-            output = self.post_self_attn_layernorm(output)
-            return output, bias
+        return Normalized
 
-    class NormalizedMLP(MLP):  # type: ignore[misc]
-        """An FFN with a norm of its output."""
-
-        def __init__(self, config: Any, *args: Any, **options: Any) -> None:
-            super().__init__(config, *args, **options)
-            self.post_mlp_layernorm = norm(config)
-
-        def forward(self, *args: Any, **options: Any) -> Any:
-            output, bias = super().forward(*args, **options)
-            output = self.post_mlp_layernorm(output)
-            return output, bias
-
-    spec.submodules.self_attention.module = NormalizedAttention
-    spec.submodules.mlp.module = NormalizedMLP
+    spec.submodules.self_attention.module = normalized(SelfAttention, "post_self_attn_layernorm")
+    spec.submodules.mlp.module = normalized(MLP, "post_mlp_layernorm")
     return spec

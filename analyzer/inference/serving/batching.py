@@ -341,7 +341,7 @@ class Simulation:
     def _cost(self, group: _Group, prompt_tokens: int, requests: int, *, ahead: float = 0.0) -> float:
         """Seconds of a step. `ahead`: tokens that requests generate until the middle of the steps that are taken together."""
         load = self.load
-        of_group = rounded(ceil(requests / load.groups))
+        of_group = ceil(requests / load.groups)
         length = rounded(max(1.0, (self.lengths + requests * (self.made + ahead)) / requests)) if requests else 1
         tokens = ceil(group.tokens / 64) * 64 if group.tokens > 64 else group.tokens
         keys = rounded(max(1.0, group.pairs / group.tokens)) if group.tokens else 0
@@ -349,11 +349,11 @@ class Simulation:
             prompt_tokens=tokens,
             prompt_pairs=float(tokens * keys),
             prompts=group.prompts,
-            requests=of_group,
+            requests=rounded(of_group),
             length=length,
             all_tokens=rounded(prompt_tokens + requests * (1 + load.drafts)),
             drafts=load.drafts,
-            captured=0 < group.tokens + ceil(requests / load.groups) * (1 + load.drafts) <= load.captured,
+            captured=0 < group.tokens + of_group * (1 + load.drafts) <= load.captured,
         )
         if work not in self.known:
             self.known[work] = self.seconds(work)
