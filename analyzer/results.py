@@ -41,6 +41,7 @@ class PeakEvent(Enum):
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer step"
     MODEL_SHARDING = "sharding of the model"
+    BUFFER_CREATION = "creation of the parameter buffers"
     OPTIMIZER_CREATION = "creation of the optimizer"
     CAPTURE = "capture of CUDA graphs"
     RECORDED = "recorded"
@@ -66,6 +67,7 @@ class RankMemory:
     peak_allocated_bytes: int
     peak_event: PeakEvent
     peak_in_first_iteration: bool = False
+    """The peak is in the first iteration or before it."""
     peak_at: str
     """Description of the peak, such as 'backward of microbatch 3, output_layer'."""
     peak_reserved_bytes: int

@@ -19,6 +19,7 @@ class Remainder(Enum):
     REFERENCED = "tensors referenced by modules and pipeline stages"
     KEPT = "other tensors kept between iterations"
     NOT_CREATED = "not allocated yet in the first iteration"
+    BEFORE_OPTIMIZER = "optimizer states and workspaces that are not allocated yet"
     UNSHARDED = "unsharded model before FSDP shards it"
     OPTIMIZER = "fp32 weights of the unsharded model"
 

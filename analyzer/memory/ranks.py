@@ -51,9 +51,11 @@ if TYPE_CHECKING:
 
 _START = {
     StartPeak.SHARDING: (PeakEvent.MODEL_SHARDING, Remainder.UNSHARDED),
+    StartPeak.BUFFERS: (PeakEvent.BUFFER_CREATION, Remainder.BEFORE_OPTIMIZER),
     StartPeak.OPTIMIZER: (PeakEvent.OPTIMIZER_CREATION, Remainder.OPTIMIZER),
 }
 """For each kind of peak before the first iteration, its event and the label of its remainder."""
+STARTS = frozenset(event for event, _ in _START.values())
 
 
 def rank_classes(job: TrainingJob) -> tuple[RankClass, ...]:
@@ -344,7 +346,7 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, iterations: _Itera
         peak_allocated_first_iteration_bytes=max(first.bytes, after_first, states.at_start),
         peak_allocated_bytes=peak.bytes,
         peak_event=PeakEvent.CAPTURE if peak.position.capture else peak.position.event,
-        peak_in_first_iteration=peak.position.first_iteration,
+        peak_in_first_iteration=peak.position.first_iteration or peak.position.event in STARTS,
         peak_at=peak.position.text,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + outside_allocator_bytes(job),
@@ -361,7 +363,8 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, iterations: _Itera
 
 
 def _reserved(peak: Peak) -> int:
-    return reserved_bytes(peak.bytes, max((tensor.bytes for tensor in peak.transient), default=0))
+    tensors = () if peak.position.event in STARTS else peak.transient  # those before the first iteration are parameters
+    return reserved_bytes(peak.bytes, max((tensor.bytes for tensor in tensors), default=0))
 
 
 def _highest(states: States, *, allocated: int, first: Peak, later: Peak) -> Peak:
@@ -378,7 +381,14 @@ def _highest(states: States, *, allocated: int, first: Peak, later: Peak) -> Pea
         remainder=Remainder.KEPT,
     )
     event, remainder = _START[states.start_peak]
-    creation = replace(optimizer_step, bytes=states.at_start, transient=(), position=PeakPosition(event=event), remainder=remainder)
+    moved = Tensor(name="parameters that move into buffers", shape=(states.moved_at_start,), dtype="uint8")
+    creation = replace(
+        optimizer_step,
+        bytes=states.at_start,
+        transient=(moved,) if states.moved_at_start else (),
+        position=PeakPosition(event=event),
+        remainder=remainder,
+    )
     first_iteration_peak = replace(first, position=replace(first.position, first_iteration=True), remainder=Remainder.NOT_CREATED)
     return max(later, optimizer_step, first_iteration_peak, creation, key=lambda peak: peak.bytes)
 

@@ -217,7 +217,24 @@ def _peak_of_rank(job: TrainingJob, shapes: Shapes, rank: int, chunks: Sequence[
         in_iteration = _one_chunk(figures[0], job.parallel.pipeline - rank, job.batch.microbatches, messages_bytes)
     else:
         in_iteration = _interleaved(job, rank, figures, messages_bytes)
-    return states + constant + max(copies, in_iteration)
+    return max(states + constant + max(copies, in_iteration), _moved_parameters(job, chunks))
+
+
+def _moved_parameters(job: TrainingJob, chunks: Sequence[_Chunk]) -> int:
+    """Bytes at the peak of the creation of the parameter buffers, at least (`states.of_rank`)."""
+    fp8 = job.precision.fp8
+    if not job.optimizer.distributed or not job.core.parameters_in_buffers or (fp8 is not None and fp8.stored_parameters):
+        return 0
+    parameter, gradient = int(DTYPE_BYTES[job.precision.parameters]), int(DTYPE_BYTES[job.precision.gradients])
+    together = job.parallel.expert == 1
+    buffers = [
+        numel for chunk in chunks for numel in ((chunk.dense + chunk.experts,) if together else (chunk.dense, chunk.experts))
+    ]
+    existing, highest = sum(chunk.parameter_bytes for chunk in chunks), 0
+    for numel in buffers:
+        highest = max(highest, existing + (parameter + gradient) * numel)
+        existing += gradient * numel
+    return highest
 
 
 def _messages(job: TrainingJob, rank: int, chunks: int) -> tuple[int, int]:

@@ -75,7 +75,7 @@ def offloaded_states(job: TrainingJob, stage: StageModel, buffers: StageBuffers,
     """Model states of the rank with the most elements on its GPU."""
     unplaced = States(parameters=parameters, gradients=gradients, master_weights=0, moments=0, gradient_copies=0)
     dense, experts = (max(placed, key=lambda each: each.gpu_numel) for placed in _placements(job, stage, buffers))
-    return _with_pieces(job, unplaced, (*dense.gpu, *experts.gpu), unsharded=unsharded_copy_bytes(job, stage.trees))
+    return _with_pieces(job, unplaced, (*dense.gpu, *experts.gpu), unsharded=tuple(_unsharded_on_gpu(job, stage.trees)))
 
 
 def states_of_ranks(
@@ -83,7 +83,7 @@ def states_of_ranks(
 ) -> tuple[tuple[RankRanges, States], ...]:
     """Groups of ranks of a stage with equal model states on their GPUs, with these states."""
     dense, experts = _placements(job, stage, buffers)
-    unsharded = unsharded_copy_bytes(job, stage.trees)
+    unsharded = tuple(_unsharded_on_gpu(job, stage.trees))
     return group_by_states(
         job.parallel,
         stage.pipeline_rank,
@@ -93,18 +93,30 @@ def states_of_ranks(
     )
 
 
-def _with_pieces(job: TrainingJob, states: States, pieces: Sequence[Piece], *, unsharded: int) -> States:
-    """`states` of a rank with the optimizer states of `pieces` on its GPU. `unsharded`: `unsharded_copy_bytes`."""
+def _with_pieces(job: TrainingJob, states: States, pieces: Sequence[Piece], *, unsharded: Sequence[Piece]) -> States:
+    """`states` of a rank with the optimizer states of `pieces` on its GPU. `unsharded`: `_unsharded_on_gpu`."""
     sizes = [(round_up(4 * piece.numel, BLOCK), piece.dtype != "fp32") for piece in pieces]
     master_weights = sum(size for size, half in sizes if half)
+    unsharded_bytes, copied_first = _copies(unsharded)
+    _, copied = _copies([piece for piece in pieces if piece.dtype != "fp32"])
     return replace(
         states,
         master_weights=master_weights,
         moments=sum(len(job.optimizer.state_dtypes) * size for size, _ in sizes),
         permanent_gradient_copies=master_weights if job.precision.gradients != "fp32" else 0,
-        at_start=states.parameters + states.gradients + unsharded + master_weights,
+        at_start=states.parameters + states.gradients + max(copied_first, unsharded_bytes + copied),
         start_peak=StartPeak.OPTIMIZER,
+        moved_at_start=0,
     )
+
+
+def _copies(pieces: Sequence[Piece]) -> tuple[int, int]:
+    """Bytes of fp32 copies of 16-bit pieces, and the peak of their creation: a piece is copied, and the copy converted."""
+    total = peak = 0
+    for piece in pieces:
+        total += round_up(4 * piece.numel, BLOCK)
+        peak = max(peak, total + round_up(2 * piece.numel, BLOCK))
+    return total, peak
 
 
 def unsharded_copy_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
@@ -113,7 +125,7 @@ def unsharded_copy_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
     A first optimizer creates them before the optimizer is created again for the shards. It is in a reference cycle with its
     hooks, so its copies stay allocated until Python collects garbage.
     """
-    return sum(round_up(4 * piece.numel, BLOCK) for piece in _unsharded_on_gpu(job, trees))
+    return _copies(tuple(_unsharded_on_gpu(job, trees)))[0]
 
 
 def pieces_on_gpu(job: TrainingJob, stage: StageModel, buffers: StageBuffers, member: tuple[int, int]) -> tuple[Piece, ...]:

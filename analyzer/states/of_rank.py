@@ -14,7 +14,7 @@ from analyzer.specs import Fp8Recipe, TrainingJob
 from analyzer.states.adam import adam_states
 from analyzer.states.buffers.gradient_buffers import Buffer
 from analyzer.states.buffers.parameter_order import sum_of_parameters
-from analyzer.states.record import States
+from analyzer.states.record import StartPeak, States
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 
 StageBuffers = Sequence[Sequence[Buffer]]
@@ -36,7 +36,8 @@ def states_by_ranks(
     if offload is not None and 0 < offload.fraction < 1:
         from analyzer.states.cpu_offload import states_of_ranks
 
-        return states_of_ranks(job, stage, states, buffers)
+        of_ranks = states_of_ranks(job, stage, states, buffers)
+        return tuple((ranks, _with_moved_parameters(job, each, buffers)) for ranks, each in of_ranks)
     return ((pipeline_rank_ranges(job.parallel, stage.pipeline_rank), states),)
 
 
@@ -53,8 +54,13 @@ def stage_states(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> 
         from analyzer.states.fsdp_megatron import sharded_states
 
         return sharded_states(job, stage)
+    return _with_moved_parameters(job, _unsharded_states(job, stage, buffers), buffers)
+
+
+def _unsharded_states(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> States:
+    """The states without FSDP."""
     flat = [buffer for chunk in buffers for buffer in chunk]
-    gradients = sum(round_up(dtype_bytes(buffer.gradient_dtype, buffer.numel), BLOCK) for buffer in flat)
+    gradients = sum(_allocated(buffer.gradient_dtype, buffer) for buffer in flat)
     parameters = _parameter_bytes(job, stage, flat)
     if job.optimizer.facts.orthogonalizes:
         from analyzer.states.muon import muon_states
@@ -71,13 +77,44 @@ def stage_states(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> 
     return adam_states(job, stage, flat, parameters=parameters, gradients=gradients)
 
 
+def _with_moved_parameters(job: TrainingJob, states: States, buffers: StageBuffers) -> States:
+    """The states with the peak of `DistributedDataParallel`, which moves the parameters of one chunk after the other into buffers.
+
+    All chunks exist then. The parameters of a buffer are freed after it and its gradient buffer are created
+    (`_ParamAndGradBuffer.__init__`). fp32 master weights do not exist yet.
+    """
+    if not job.optimizer.distributed or not job.core.parameters_in_buffers:
+        return states
+    flat = [buffer for chunk in buffers for buffer in chunk]
+    moved = [0 if _stays(job, buffer) else buffer.separate_bytes for buffer in flat]
+    own = [0 if buffer.gathers_through_gradients else _allocated(buffer.parameter_dtype, buffer) for buffer in flat]
+    existing, left = states.parameters - sum(own), sum(moved)
+    for buffer, parameters, separate in zip(flat, own, moved, strict=True):
+        existing += parameters + _allocated(buffer.gradient_dtype, buffer)
+        states = states.with_start(existing + left, StartPeak.BUFFERS, moved=left)
+        left -= separate
+    return states
+
+
+def _stays(job: TrainingJob, buffer: Buffer) -> bool:
+    """Whether the parameters of a buffer also keep their first allocations."""
+    fp8 = job.precision.fp8
+    mxfp8 = fp8 is not None and fp8.stored_parameters and fp8.recipe == "mxfp8"
+    return buffer.gathers_through_gradients or (mxfp8 and job.core.keeps_16_bit_parameters)
+
+
+def _allocated(dtype: str, buffer: Buffer) -> int:
+    """Bytes of a buffer in this dtype."""
+    return round_up(dtype_bytes(dtype, buffer.numel), BLOCK)
+
+
 def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer]) -> int:
     """Parameters are in buffers with the distributed optimizer, except in early releases, and in separate allocations otherwise."""
     if not job.optimizer.distributed or not job.core.parameters_in_buffers:
         element = int(DTYPE_BYTES[job.precision.parameters])
         return sum(tree.derived(_bytes_of_separate_parameters, element) for tree in stage.trees)
     own = (buffer for buffer in buffers if not buffer.gathers_through_gradients)
-    total = sum(round_up(dtype_bytes(buffer.parameter_dtype, buffer.numel), BLOCK) for buffer in own)
+    total = sum(_allocated(buffer.parameter_dtype, buffer) for buffer in own)
     fp8 = job.precision.fp8
     stored = fp8.recipe if fp8 is not None and fp8.stored_parameters else None
     total += sum(tree.derived(_bytes_of_frozen_parameters, stored) for tree in stage.trees)

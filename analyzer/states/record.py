@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from analyzer.modules.tree import Tensor
@@ -12,6 +12,7 @@ class StartPeak(Enum):
     """The cause of the peak before the first iteration."""
 
     SHARDING = "sharding of the model"
+    BUFFERS = "creation of the parameter buffers"
     OPTIMIZER = "creation of the optimizer"
 
 
@@ -34,6 +35,8 @@ class States:
     at_start: int = 0
     """Peak while the states are created."""
     start_peak: StartPeak = StartPeak.SHARDING
+    moved_at_start: int = 0
+    """Bytes of parameters at that peak that are allocated separately, in addition to the buffers that they move into."""
     permanent_gradient_copies: int = 0
     """fp32 copies of 16-bit gradients that are created in the first step and never freed."""
     step_workspace: tuple[Tensor, ...] = ()
@@ -50,3 +53,9 @@ class States:
     def steady(self) -> int:
         """Bytes at the start of any later forward."""
         return self.parameters + self.gradients + self.master_weights + self.moments + self.permanent_gradient_copies
+
+    def with_start(self, size: int, cause: StartPeak, *, moved: int = 0) -> States:
+        """These states if `size` bytes are allocated at another peak before the first iteration. `moved`: `moved_at_start`."""
+        if size <= self.at_start:
+            return self
+        return replace(self, at_start=size, start_peak=cause, moved_at_start=moved)

@@ -135,8 +135,9 @@ def test_measured_steady_state_and_peak(gpu: str, monkeypatch: pytest.MonkeyPatc
     for name, value in record["env"].items():
         monkeypatch.setenv(name, value)
     nodes = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"])]
-    [rank] = report(*nodes, *record["argv"], "--info-gpu", record["gpu"])["ranks"]
-    assert rank["memory"]["allocated_bytes"] == pytest.approx(record["measured"]["allocated_bytes"], rel=0.01)
+    ranks = report(*nodes, *record["argv"], "--info-gpu", record["gpu"])["ranks"]
+    [rank] = [each for each in ranks if any(first <= record["rank"] <= last for first, last in each["ranks"])]
+    assert rank["memory"]["allocated_bytes"] == pytest.approx(record["measured"]["allocated_bytes"], rel=2e-3)
     assert rank["memory"]["peak_allocated_bytes"] == pytest.approx(record["measured"]["peak_allocated_bytes"], rel=0.02)
 
 

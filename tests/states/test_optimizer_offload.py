@@ -13,7 +13,7 @@ from analyzer.predict import predict
 from analyzer.specs import TrainingJob
 from analyzer.states.buffers.of_stage import stage_buffers
 from analyzer.states.cpu_offload import HostBytes, Piece, host_bytes, place
-from analyzer.states.record import States
+from analyzer.states.record import StartPeak, States
 from tests.job_of import job_of, states_of
 
 OFFLOAD = "--optimizer-cpu-offload --use-precision-aware-optimizer --use-distributed-optimizer"
@@ -78,9 +78,14 @@ def test_dtypes_of_the_precision_aware_optimizer_are_ignored() -> None:
 
 
 def test_the_optimizer_is_first_created_for_the_unsharded_model() -> None:
-    """`DistributedOptimizer.__init__` creates the hybrid optimizer again for shards, while the unsharded fp32 copies exist."""
+    """`DistributedOptimizer.__init__` creates the hybrid optimizer again for shards, while the unsharded fp32 copies exist.
+
+    It copies each parameter before it converts the copy to fp32 (`_get_sub_optimizer_param_groups`).
+    """
     found, job = states_and_job(f"{OFFLOAD} --optimizer-offload-fraction 0")
-    assert found.at_start == found.parameters + found.gradients + 4 * numel(job) + found.master_weights
+    unsharded = found.parameters + found.gradients + 4 * numel(job)
+    assert unsharded + found.master_weights <= found.at_start <= unsharded + 1.5 * found.master_weights
+    assert found.start_peak is StartPeak.OPTIMIZER
 
 
 pieces = st.builds(Piece, numel=st.integers(1, 100), dtype=st.sampled_from(["bf16", "fp32"]), decays=st.booleans())

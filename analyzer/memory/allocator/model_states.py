@@ -16,7 +16,7 @@ from analyzer.memory.allocator.replicas import Member
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, Tensor
 from analyzer.specs import TrainingJob
-from analyzer.states.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
+from analyzer.states.buffers.gradient_buffers import Buffer, created_parameters, shard_numel, shard_pieces
 from analyzer.states.buffers.parameter_order import parameter_runs
 from analyzer.states.bytes_per_parameter import FP32, adam_stores_master_weights, bytes_per_parameter
 from analyzer.units import DTYPE_BYTES, dtype_bytes
@@ -38,20 +38,32 @@ class ModelStates:
         self.member = member
 
     def create(self, allocator: CachingAllocator) -> None:
-        """Allocates weights, gradient buffers and fp32 master weights. The distributed optimizer moves weights into a buffer."""
+        """Allocates weights, gradient buffers and fp32 master weights.
+
+        The distributed optimizer moves the weights of all chunks into buffers, one after the other.
+        """
         element = int(DTYPE_BYTES[self.job.precision.parameters])
-        sizes = [element * numel for numel in numels(self.stage)]
         distributed = self.job.optimizer.distributed
-        unbuffered = allocate(allocator, sizes) if distributed else []
         if not distributed:
-            allocate_permanent(allocator, sizes)
-        for chunk in self.buffers:
-            for buffer in chunk:
+            allocate_permanent(allocator, [element * numel for numel in numels(self.stage)])
+        separate = [self._separate(allocator, chunk) if distributed else {} for chunk in range(len(self.buffers))]
+        for buffers, of_chunk in zip(self.buffers, separate, strict=True):
+            for index, buffer in enumerate(buffers):
                 if distributed:
                     allocate_permanent(allocator, [dtype_bytes(buffer.parameter_dtype, buffer.numel)])
                 allocate_permanent(allocator, [dtype_bytes(buffer.gradient_dtype, buffer.numel)])
-        free(allocator, unbuffered)
+                free(allocator, of_chunk.pop(index, ()))
+            free(allocator, (address for addresses in of_chunk.values() for address in addresses))
         self._create_master_weights(allocator)
+
+    def _separate(self, allocator: CachingAllocator, chunk: int) -> dict[int, list[int]]:
+        """Allocates the weights of a chunk. By the index of the buffer that they move into, the addresses of the large ones."""
+        found: dict[int, list[int]] = {}
+        dtypes = {index: buffer.parameter_dtype for index, buffer in enumerate(self.buffers[chunk])}
+        for index, numel, count in created_parameters(self.job, self.stage.trees[chunk]):
+            size = dtype_bytes(dtypes.get(index, self.job.precision.parameters), numel)
+            found.setdefault(index, []).extend(allocate(allocator, [size] * count))
+        return found
 
     def update(self, allocator: CachingAllocator, *, first: bool) -> None:
         """The optimizer step. The first one creates the moments."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import groupby, takewhile
 from math import lcm
-from typing import Final
+from typing import Final, NamedTuple
 
 from analyzer.layout.data_parallel import ReductionGroup, reduction_size
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import TrainingJob
 from analyzer.states.buffers.parameter_order import ParameterRun, parameter_runs
-from analyzer.units import round_up
+from analyzer.units import BLOCK, dtype_bytes, round_up
 
 PARAMETER_ALIGNMENT: Final = 64
 """Elements; parameters start at 128 bytes (`_pad_start_of_param_if_needed`)."""
@@ -29,6 +29,15 @@ HIGH_BUSBW_ALIGNMENT: Final = 2**16
 DEFAULT_BUCKET_SIZE: Final = 40_000_000
 DEFAULT_BUCKET_SIZE_PER_RANK: Final = 1_000_000
 """Elements, times the data-parallel size with context: the default if that is more than DEFAULT_BUCKET_SIZE."""
+
+
+class _Grouping(NamedTuple):
+    """What decides which parameters share a buffer."""
+
+    stores_fp8: bool
+    separates_experts: bool
+    fp32_gradients: bool
+
 
 _Kind = tuple[ReductionGroup, str, str]
 """Reduction group, stored dtype of parameters, and dtype of gradients."""
@@ -67,6 +76,8 @@ class Buffer:
     buckets: tuple[Bucket, ...]
     gathers_through_gradients: bool = False
     """Parameters are gathered in 16 bit through the gradient buffer and have no buffer (`--reuse-grad-buf-for-mxfp8-param-ag`)."""
+    separate_bytes: int = 0
+    """Bytes of the parameters in the allocations that the model creates, from which the distributed optimizer moves them here."""
 
     @property
     def numel(self) -> int:
@@ -111,36 +122,75 @@ def chunk_buffers(job: TrainingJob, runs: Sequence[ParameterRun], *, bucket_size
             group=group,
             buckets=_buckets(job, members, group_size=reduction_size(job.parallel, group), bucket_size=bucket_size),
             gathers_through_gradients=mxfp8 and stored == "uint8",
+            separate_bytes=separate_bytes(stored, members),
         )
-        for (group, stored, gradient_dtype), members in _by_kind(job, runs)
+        for (group, stored, gradient_dtype), members in _by_kind(_grouping(job), runs)
     )
+
+
+def separate_bytes(dtype: str, runs: Sequence[ParameterRun]) -> int:
+    """Bytes of parameters that are allocated one by one in this dtype, in blocks of PyTorch's allocator."""
+    return sum(
+        run.times * each.pieces * round_up(dtype_bytes(dtype, each.numel // each.pieces), BLOCK)
+        for run in runs
+        for each in run.parameters
+    )
+
+
+def created_parameters(job: TrainingJob, tree: Module) -> tuple[tuple[int, int, int], ...]:
+    """The trained parameters of a chunk in the order of creation: index of the buffer, elements, and the number of equal ones.
+
+    Experts are listed separately. Cached per tree.
+    """
+    return tree.derived(_created_parameters, _grouping(job))
+
+
+def _created_parameters(tree: Module, grouping: _Grouping) -> tuple[tuple[int, int, int], ...]:
+    runs = parameter_runs(tree)
+    places = {kind: index for index, (kind, _) in enumerate(_by_kind(grouping, runs))}
+    created = (
+        (places[_kind(grouping, each)], each.numel // each.pieces)
+        for run in runs
+        for _ in range(run.times)
+        for each in run.parameters
+        for _ in range(0 if each.frozen else each.pieces)
+    )
+    return tuple((index, numel, len(list(equal))) for (index, numel), equal in groupby(created))
 
 
 def parameters_by_buffer(job: TrainingJob, tree: Module) -> tuple[tuple[Parameter, ...], ...]:
     """The parameters of each buffer of a chunk, in the order of their creation."""
     return tuple(
         tuple(parameter for run in members for _ in range(run.times) for parameter in run.parameters)
-        for _, members in _by_kind(job, parameter_runs(tree))
+        for _, members in _by_kind(_grouping(job), parameter_runs(tree))
     )
 
 
-def _by_kind(job: TrainingJob, runs: Sequence[ParameterRun]) -> list[tuple[_Kind, list[ParameterRun]]]:
+def _by_kind(grouping: _Grouping, runs: Sequence[ParameterRun]) -> list[tuple[_Kind, list[ParameterRun]]]:
     """Runs of trained parameters by buffer, those of dense parameters first."""
     kinds: dict[_Kind, list[ParameterRun]] = {}
     for run in runs:
         of_run: dict[_Kind, list[Parameter]] = {}
         for parameter in (each for each in run.parameters if not each.frozen):
-            of_run.setdefault(_kind(job, parameter), []).append(parameter)
+            of_run.setdefault(_kind(grouping, parameter), []).append(parameter)
         for kind, parameters in of_run.items():
             kinds.setdefault(kind, []).append(ParameterRun(tuple(parameters), run.times))
     return sorted(kinds.items(), key=lambda kind: kind[0][0] == "edp")
 
 
-def _kind(job: TrainingJob, parameter: Parameter) -> _Kind:
+def _grouping(job: TrainingJob) -> _Grouping:
     fp8 = job.precision.fp8
-    expert = parameter.sharding == "expert" and job.parallel.expert > 1
-    gradient_dtype = "fp32" if job.precision.gradients == "fp32" else parameter.dtype
-    stored = "uint8" if parameter.quantized and fp8 is not None and fp8.stored_parameters else parameter.dtype
+    return _Grouping(
+        stores_fp8=fp8 is not None and fp8.stored_parameters,
+        separates_experts=job.parallel.expert > 1,
+        fp32_gradients=job.precision.gradients == "fp32",
+    )
+
+
+def _kind(grouping: _Grouping, parameter: Parameter) -> _Kind:
+    expert = parameter.sharding == "expert" and grouping.separates_experts
+    gradient_dtype = "fp32" if grouping.fp32_gradients else parameter.dtype
+    stored = "uint8" if parameter.quantized and grouping.stores_fp8 else parameter.dtype
     return "edp" if expert else "dp_cp", stored, gradient_dtype
 
 

@@ -22,6 +22,7 @@ from analyzer.trace.compare import MODEL
 from tests.allocator_hook.shadow.adapter_layouts import ADAPTERS, HELD_BY_GRAPH, adapter_fields
 from tests.allocator_hook.shadow.branch_norm_layouts import BRANCH_NORMS
 from tests.allocator_hook.shadow.conftest import Record
+from tests.allocator_hook.shadow.creation_layouts import CREATION, CREATION_BASE
 from tests.allocator_hook.shadow.distillation_layouts import BATCHED, DISTILLATIONS, KNOWN_OF_STUDENTS, STUDENTS
 from tests.allocator_hook.shadow.encoder_layouts import BASES, ENCODERS
 from tests.allocator_hook.shadow.found_layouts import FOUND
@@ -145,6 +146,7 @@ GRID = {
     **FROZEN,
     **HEADS,
     **BRANCH_NORMS,
+    **CREATION,
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
     "gpt, tp2 sp": "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
@@ -419,7 +421,7 @@ HELD_BY_PLAN = [name for name in FOUND if name.startswith("overlapped microbatch
 """Layouts whose first layer does not keep its input after its backward. The schedule plan references the output of the embedding
 until it is freed itself, between two microbatches, so that the trace does not list this output as saved."""
 SINCE = dict.fromkeys(
-    [*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTERS, *FROZEN, *HEADS, *STUDENTS, *BRANCH_NORMS], "0.16"
+    [*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTERS, *FROZEN, *HEADS, *STUDENTS, *BRANCH_NORMS, *CREATION], "0.16"
 ) | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
@@ -562,7 +564,7 @@ def not_compared(name: str) -> str:
 
 def words_of(name: str) -> list[str]:
     """The launch of a layout."""
-    base = {**BASES, "vision": VISION_BASE, "multimodal": MULTIMODAL_BASE}.get(
+    base = {**BASES, "vision": VISION_BASE, "multimodal": MULTIMODAL_BASE, "creation of buffers": CREATION_BASE}.get(
         name.partition(",")[0], BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
     )
     if name in HYBRID:
