@@ -477,6 +477,13 @@ FAULTS: Final = (
         "tests/frameworks/test_distillation.py::test_a_teacher_has_its_weights_and_the_logits_of_all_microbatches",
     ),
     Fault(
+        "one gradient of all logits for several packed sequences",
+        "analyzer/modules/models/nemo_rl_distillation.py",
+        "others if size > 2 else ()",
+        "()",
+        "tests/frameworks/test_distillation.py::test_a_student_of_nemo_rl_has_a_gradient_of_all_logits_for_each_packed_sequence",
+    ),
+    Fault(
         "logits of a teacher for one microbatch",
         "analyzer/memory/workspaces.py",
         "microbatches = job.batch.microbatches * spec.iterations",

@@ -11,6 +11,7 @@ import torch
 from allocator_hook.step.families.bert import bert_forward
 from allocator_hook.step.families.distillation import Teacher, distillation_loss
 from allocator_hook.step.families.llava import llava_forward
+from allocator_hook.step.families.nemo_rl_distillation import MicrobatchTeacher, nemo_rl_loss
 from allocator_hook.step.families.sample_head import loss_of_samples
 from allocator_hook.step.families.t5 import t5_forward
 from allocator_hook.step.losses import loss_function
@@ -109,6 +110,7 @@ class ForwardStep:
         self._job = job
         self._before = before
         self._teacher = Teacher(job)
+        self._copied = MicrobatchTeacher(job)
         self._microbatches = microbatches
 
     def __call__(self, data_iterator: Any, model: Any, *_: Any, return_schedule_plan: bool = False) -> tuple[Any, Any]:
@@ -133,12 +135,16 @@ class ForwardStep:
         if scores or distilled:
             options["labels"] = None
         teacher = None
-        if distilled:
+        spec = self._job.model.distillation
+        if spec is not None and spec.framework == "NeMo-RL":
+            teacher = self._copied.next_logits()
+        elif distilled:
             width = self._job.model.padded_vocab_size // self._job.parallel.tensor
             teacher = self._teacher.next_logits(self._microbatches, width=width, dtype=gpt.config.params_dtype)
         output = run(batch["tokens"], batch["position_ids"], batch["attention_mask"], **options)
         if scores:
             return output, loss_of_samples
-        if teacher is not None:
-            return output, partial(distillation_loss, self._job, teacher)
+        if teacher is not None and spec is not None:
+            own_loss = distillation_loss if spec.framework == "ms-swift" else nemo_rl_loss
+            return output, partial(own_loss, self._job, teacher)
         return output, partial(loss_function, self._job, batch["loss_mask"])

@@ -28,7 +28,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "AdapterSpec": frozenset("rank targets per_expert layers method dropout regathers trained_copies".split()),
     "FreezeSpec": frozenset("prefixes pattern ratio trained_prefixes trained_pattern".split()),
-    "DistillationSpec": frozenset("divergence topk".split()),
+    "DistillationSpec": frozenset("framework divergence topk sequences whole_vocabulary".split()),
     "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss".split()),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(

@@ -22,6 +22,7 @@ from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.choose_release import LaterRelease
+from analyzer.specs.distillation import DistillationSpec, Divergence
 from analyzer.specs.fine_tuning import ALL_STATES, Engine, FineTuning, ForwardPass, Phase, StatePart
 from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import natural, share_of
@@ -35,6 +36,10 @@ _METHODS: Final = {
     "sft": "",
 }
 """The key that a method has at the top of a configuration, and its name."""
+_DIVERGENCES: Final[dict[str, Divergence]] = {"forward": "forward", "reverse": "reverse", "mixed": "mixed"}
+"""The loss of a student by `loss_fn.kl_type`."""
+_PACKED: Final = 4
+"""Sequences that a packed microbatch of a student is counted with at least. With three or more the loss needs the most."""
 _DTYPES: Final = {"bfloat16": ("--bf16",), "float16": ("--fp16",), "float32": ()}
 _RENAMED: Final = {"expert_tensor_parallel_size": "expert_tensor_parallel_size", "offload_modules": "offload_modules"}
 _READ: Final = frozenset({
@@ -336,6 +341,34 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
         adapter=adapter,
         frozen=frozen,
         phases=tuple(phases),
+        distillation=_loss(tree) if method == "distillation" else None,
+    )
+
+
+def _loss(tree: Tree) -> DistillationSpec:
+    """The loss of a student (`DistillationLossFn` in algorithms/loss/loss_functions.py).
+
+    Raises InputError for values that NeMo-RL refuses.
+    """
+    kind, topk = str(get(tree, "loss_fn.kl_type", "mixed")), get(tree, "distillation.topk_logits_k", 64)
+    if kind not in _DIVERGENCES:
+        raise InputError("loss_fn.kl_type", f"{kind!r} is not known", f"use one of {', '.join(_DIVERGENCES)}")
+    number = natural(str(topk))
+    if not number:
+        raise InputError("distillation.topk_logits_k", f"{topk!r} is not a number of 1 or more", "use 64, for example")
+    packed = is_true(get(tree, "policy.sequence_packing.enabled", False))
+    if packed and is_true(get(tree, "policy.sequence_packing.fuse_loss", False)):
+        fault = "NeMo-RL refuses it in distillation, whose loss reads one sequence at a time"
+        raise InputError("policy.sequence_packing.fuse_loss", fault, "leave it out")
+    policy = table(tree, "policy")
+    length = _count(policy, "max_total_sequence_length")
+    tokens = _count(policy, "sequence_packing.train_mb_tokens", length * _count(policy, "train_micro_batch_size")) if packed else 0
+    return DistillationSpec(
+        framework="NeMo-RL",
+        divergence=_DIVERGENCES[kind],
+        topk=number,
+        sequences=max(_PACKED, tokens // length) if packed else 0,
+        whole_vocabulary=is_true(get(tree, "loss_fn.zero_outside_topk", False)),
     )
 
 

@@ -178,7 +178,7 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
         job, tuning = with_vision_part(launch, job)
         job = replace(job, tuning=tuning)
     from analyzer.launch.derive.adapters import adapter_spec  # imported for fine-tuning only
-    from analyzer.launch.derive.distillation import with_distillation, with_phase_models
+    from analyzer.launch.derive.distillation import note_on, with_distillation, with_phase_models
     from analyzer.launch.derive.freezing import freeze_spec
     from analyzer.launch.derive.sample_head import with_head
 
@@ -209,10 +209,7 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     if job.model.token_score:
         launch.assume("The loss reads the difference of the logits of two tokens, of which only those of the last tokens count.")
     if job.model.distillation is not None:
-        launch.assume(
-            "The loss compares the logits of all tokens with those of the teacher: tokens of a prompt, which it leaves out, "
-            "need less memory. The teacher has computed the logits of all microbatches before the first forward."
-        )
+        launch.assume(note_on(job.model.distillation))
     length = _sample_length(launch, job)
     model = replace(job.model, adapters=adapters, frozen_parameters=frozen, sample_length=length)
     return replace(job, model=model, tuning=tuning, withheld=tuple(withheld))

@@ -342,9 +342,15 @@ def _weights_beside(context: _Context) -> Iterator[Workspace]:
 def _teacher_logits(context: _Context) -> Iterator[Workspace]:
     """The logits that a teacher has computed for all microbatches. Each forward of the last stage frees those of its microbatch.
 
-    Source: `_build_rollout_buffer` and `forward_step` in swift/megatron/trainers/gkd_trainer.py of ms-swift 4.6.
+    In NeMo-RL all stages have those of the current microbatch. Sources: `_build_rollout_buffer` and `forward_step` in
+    swift/megatron/trainers/gkd_trainer.py of ms-swift 4.6; `make_processed_microbatch_iterator` in nemo_rl/models/megatron/data.py.
     """
     job, shapes, spec = context.job, context.shapes, context.job.model.distillation
+    if spec is not None and spec.framework == "NeMo-RL" and spec.topk is not None:
+        kept = job.batch.seq_length * shapes.b * spec.topk
+        size = sum(round_up(dtype_bytes(dtype, kept), BLOCK) for dtype in ("fp32", "int64"))
+        yield Workspace("largest logits of the teacher for a microbatch", size, FROM_START, "forward", freed=True)
+        return
     if spec is None or ModuleKind.LOSS not in context.kinds:
         return
     tokens = shapes.s * shapes.b

@@ -206,8 +206,10 @@ class FineTuning:
                 yield f"the messages of the reference model between pipeline stages are not counted{method}"
         elif self._has_own_loss:
             yield f"the loss of {self.method or self.objective} is counted as that of a language model"
-        rollout = any(each.name == "rollout" and each.on_same_gpus for each in self.phases)
-        if (self.objective == "reinforcement" or rollout) and estimated and not missing:
+        several = any(each.name == "rollout" and each.on_same_gpus for each in self.phases) or self.objective == "reinforcement"
+        if self.distillation is not None and self.distillation.framework != "ms-swift":
+            several = True
+        if several and estimated and not missing:
             yield f"the phases beside the update{method} are estimates, listed below"
 
     @property

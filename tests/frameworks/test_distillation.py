@@ -141,7 +141,86 @@ def test_a_teacher_of_nemo_rl_has_a_layout_of_its_own_and_comes_from_the_host(tm
     weights = teacher.states_bytes - found.ranks[0].memory.runtime_bytes
     assert weights == pytest.approx((3_633_511_936 / 2 + 151936 * 2560) / 2 * 2, rel=1e-3)
     assert teacher.forward_bytes == 4096 * 151936 // 2 * 6 + 4096 * 2560 * 2
-    assert found.verdict.withheld.startswith("the loss of distillation is counted as that of a language model")
+    assert found.verdict.withheld == "the phases beside the update (distillation) are estimates, listed below"
+
+
+@pytest.mark.parametrize(
+    ("words", "gradients"),
+    [
+        ([], 4),
+        (["policy.sequence_packing.enabled=true"], 4 + 4 + 1),
+        (["policy.sequence_packing.enabled=true", "policy.sequence_packing.train_mb_tokens=4096"], 4 + 4 + 1),
+    ],
+)
+def test_a_student_of_nemo_rl_has_a_gradient_of_all_logits_for_each_packed_sequence(
+    tmp_path: Path, words: list[str], gradients: int
+) -> None:
+    """`torch.gather` in `gather_logits_at_global_indices` saves the fp32 logits, and its gradient has their size: 4 bytes each.
+
+    `narrow` of `SequencePackingLossWrapper` has the size of all sequences. Its gradient is added to that of the others, while the
+    gradient of its own sequence, one of four, exists. With 64 chosen logits for each token: their indices (8), those of other ranks
+    (4), fp32 log-probabilities (4), and for both divergences probabilities of both (8) and differences (4).
+    """
+    pytest.importorskip("omegaconf")
+    write(tmp_path, {"distillation.yaml": NEMO_RL})
+    found = job(tmp_path, "examples/run_distillation.py", "--config", "distillation.yaml", *words)
+    tokens = found.batch.seq_length
+    trees = [module for tree in stage_models(found)[0].trees for _, module in tree.walk()]
+    choice = next(module for module in trees if module.kind is ModuleKind.LOSS)
+    divergence = next(module for module in trees if module.name == "divergence")
+    assert total_bytes((*choice.saved, *divergence.saved)) == 4 * tokens * 151936 + 28 * 64 * tokens
+    assert total_bytes(choice.backward_workspace) == pytest.approx(gradients * tokens * 151936, rel=2e-3)
+    parts = {part.name: part.bytes for part in highest_rank(found).memory.runtime_parts}
+    assert parts["largest logits of the teacher for a microbatch"] == tokens * 64 * (4 + 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "divergence", "whole"),
+    [
+        ([], "mixed", False),
+        (["+loss_fn.kl_type=forward"], "forward", False),
+        (["+loss_fn.kl_type=reverse", "+loss_fn.zero_outside_topk=true"], "reverse", True),
+    ],
+)
+def test_the_loss_of_nemo_rl_is_read(tmp_path: Path, words: list[str], divergence: str, whole: bool) -> None:
+    """`DistillationLossConfig` of nemo_rl/algorithms/loss/loss_functions.py has the defaults."""
+    pytest.importorskip("omegaconf")
+    write(tmp_path, {"distillation.yaml": NEMO_RL})
+    found = job(tmp_path, "examples/run_distillation.py", "--config", "distillation.yaml", *words).model.distillation
+    assert found is not None
+    assert (found.divergence, found.whole_vocabulary, found.topk, found.sequences) == (divergence, whole, 64, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["+loss_fn.kl_type=both"], "loss_fn.kl_type: 'both' is not known; use one of forward, reverse, mixed"),
+        (["distillation.topk_logits_k=0"], "distillation.topk_logits_k: 0 is not a number of 1 or more"),
+        (
+            ["policy.sequence_packing.enabled=true", "+policy.sequence_packing.fuse_loss=true"],
+            "policy.sequence_packing.fuse_loss: NeMo-RL refuses it in distillation",
+        ),
+    ],
+)
+def test_losses_that_nemo_rl_refuses_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
+    """`DistillationLossFn.__init__`, `get_distillation_topk_logprobs_from_logits` and `prepare_packed_loss_input`."""
+    pytest.importorskip("omegaconf")
+    write(tmp_path, {"distillation.yaml": NEMO_RL})
+    with pytest.raises(InputError, match=message):
+        job(tmp_path, "examples/run_distillation.py", "--config", "distillation.yaml", *words)
+
+
+def test_probabilities_of_the_whole_vocabulary_are_counted_in_chunks(tmp_path: Path) -> None:
+    """`ChunkedDistributedGatherLogprob` and `ChunkedDistributedEntropy`: fp32 gradients of both, and three tensors of a chunk."""
+    pytest.importorskip("omegaconf")
+    write(tmp_path, {"distillation.yaml": NEMO_RL})
+    words = ["examples/run_distillation.py", "--config", "distillation.yaml", "+loss_fn.zero_outside_topk=true"]
+    for kind, gradients in (("forward", 1), ("reverse", 2)):
+        found = job(tmp_path, *words, f"+loss_fn.kl_type={kind}")
+        trees = [module for tree in stage_models(found)[0].trees for _, module in tree.walk()]
+        choice = next(module for module in trees if module.kind is ModuleKind.LOSS)
+        expected = 4 * 151936 * (gradients * 2048 + 3 * 1024)
+        assert total_bytes(choice.backward_workspace) == pytest.approx(expected, rel=2e-3)
 
 
 @pytest.mark.parametrize(("words", "stays"), [((), True), (("+is_offload_states=true",), False)])
@@ -188,6 +267,7 @@ policy: &policy
   model_name: Qwen/Qwen3-1.7B
   train_global_batch_size: 64
   train_micro_batch_size: 1
+  sequence_packing: {enabled: false, train_mb_tokens: 2048, logprob_mb_tokens: 4096}
   logprob_batch_size: 2
   max_total_sequence_length: 2048
   precision: bfloat16

@@ -29,8 +29,26 @@ def with_distillation(tuning: FineTuning, job: TrainingJob) -> tuple[TrainingJob
     return replace(job, model=replace(job.model, distillation=spec)), ""
 
 
+def note_on(spec: DistillationSpec) -> str:
+    """The assumption about the loss of a student."""
+    if spec.framework == "ms-swift":
+        return (
+            "The loss compares the logits of all tokens with those of the teacher: tokens of a prompt, which it leaves out, "
+            "need less memory. The teacher has computed the logits of all microbatches before the first forward."
+        )
+    note = f"The loss compares logits with the {spec.topk} largest of the teacher, which come from the host with each microbatch."
+    if spec.sequences:
+        note += (
+            f" A packed microbatch is counted with {spec.sequences} sequences of equal length in the loss, where the gradient "
+            "of each has the size of all logits: with one or two sequences it needs less."
+        )
+    return note
+
+
 def _refuse(tuning: FineTuning, spec: DistillationSpec, job: TrainingJob) -> None:
     """Raises InputError for what ms-swift, or `torch.topk`, refuses."""
+    if spec.framework != "ms-swift":
+        return
     own = next((each for each in tuning.phases if each.name == "teacher" and each.model_name), None)
     if own is not None and job.parallel.virtual_pipeline is not None:
         fault = "ms-swift refuses a local teacher with interleaved stages"

@@ -254,6 +254,10 @@ def _head(inputs: EndInputs, pre_process: bool, mtp_here: bool) -> tuple[Module,
         from analyzer.modules.models.sample_head import token_score_head
 
         return token_score_head(EndShapes(inputs), pre_process=pre_process)
+    if inputs.model.distillation is not None and inputs.model.distillation.framework == "NeMo-RL":
+        from analyzer.modules.models.nemo_rl_distillation import nemo_rl_head
+
+        return nemo_rl_head(EndShapes(inputs), pre_process=pre_process)
     if inputs.model.distillation is not None:
         from analyzer.modules.models.distillation import distillation_head
 

@@ -163,6 +163,8 @@ def divergence(context: WorkContext, spec: DistillationSpec) -> Work:
     shapes, model = context.shapes, context.inputs.model
     tokens = shapes.s * shapes.b
     count = float(tokens * (model.padded_vocab_size // shapes.t))
+    if spec.framework == "NeMo-RL":
+        return _divergence_of_nemo_rl(spec, tokens, count)
     if spec.topk is not None:  # conversion, selection and gather
         backward = (MemoryBound("divergence gradient", 26 * count, launches=80),)
         return Work((MemoryBound("divergence", 14 * count, launches=60),), backward)
@@ -172,6 +174,26 @@ def divergence(context: WorkContext, spec: DistillationSpec) -> Work:
         (MemoryBound("divergence", read * count, launches=20 * chunks),),
         (MemoryBound("divergence gradient", (written + 16 * chunks) * count, launches=30 * chunks),),
     )
+
+
+def _divergence_of_nemo_rl(spec: DistillationSpec, tokens: int, count: float) -> Work:
+    """The same for `DistillationLossFn` of NeMo-RL. `count`: logits of a rank.
+
+    A conversion (6); in backward zeros (4) and a cast (6). Each packed sequence has a gradient of all logits (4), a copy of its own
+    (8), and all but one a sum (12). Probabilities of the whole vocabulary are maxima (4), a difference (8), exponentials (8), sums
+    (4) and a difference (8), in backward also exponentials, a negative, a product and a copy (8 each). The entropy has them again,
+    exponentials (8), products (12) and sums (4), and in backward a difference (8), products (20), a copy (8) and a sum (12).
+    """
+    read, written, launches = 6.0, 10.0, 30
+    if spec.sequences:
+        written += 8 + 4 * spec.sequences + 12 * (spec.sequences - 1)
+        launches *= spec.sequences
+    if spec.whole_vocabulary:
+        entropy = spec.divergence != "forward"
+        read, written = read + 32 + 56 * entropy, written + 64 + 104 * entropy
+        launches += 20 * -(-tokens // 1024)
+    forward = MemoryBound("divergence", read * count, launches=launches)
+    return Work((forward,), (MemoryBound("divergence gradient", written * count, launches=launches),))
 
 
 def cross_entropy(context: WorkContext) -> Work:

@@ -1,8 +1,8 @@
-"""Layouts of students (`ModelSpec.distillation`), for the comparison with megatron-core and the loss of ms-swift."""
+"""Layouts of students (`ModelSpec.distillation`), for the comparison with megatron-core and the losses of ms-swift and NeMo-RL."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from analyzer.specs.distillation import DistillationSpec
 
@@ -39,9 +39,59 @@ _OF: Final = {
     "top, tp2 sp": (f"{_LLAMA} {_SP} {_ONE} --global-batch-size 4", _TOP),
     "top, reverse, adapters": (f"{_LLAMA} {_FULL} {_ONE} --info-lora 64", DistillationSpec(topk=64, divergence="reverse")),
 }
+_CP: Final = "--context-parallel-size 2"
+
+
+def _nemo(*, topk: int = 64, **settings: Any) -> DistillationSpec:
+    return DistillationSpec(framework="NeMo-RL", topk=topk, **settings)
+
+
+_OF_NEMO_RL: Final = {
+    "forward": (f"{_LLAMA} {_ONE}", _nemo(divergence="forward")),
+    "reverse, two samples": (f"{_LLAMA} --global-batch-size 16", _nemo(divergence="reverse")),
+    "mixed": (f"{_LLAMA} {_ONE}", _nemo(divergence="mixed")),
+    "mixed, 256 logits": (f"{_LLAMA} {_ONE}", _nemo(divergence="mixed", topk=256)),
+    "mixed, packed": (f"{_LLAMA} {_ONE}", _nemo(divergence="mixed", sequences=1)),
+    "mixed, two sequences": (f"{_LLAMA} {_ONE}", _nemo(divergence="mixed", sequences=2)),
+    "mixed, four sequences": (f"{_LLAMA} {_ONE}", _nemo(divergence="mixed", sequences=4)),
+    "reverse, four sequences, tp2 cp2": (
+        f"{_LLAMA} {_SP} {_CP} {_ONE} --global-batch-size 2",
+        _nemo(divergence="reverse", sequences=4),
+    ),
+    "mixed, four sequences, tp2 pp2 cp2": (
+        f"{_LLAMA} {_SP} {_CP} --pipeline-model-parallel-size 2 {_ONE} --global-batch-size 2",
+        _nemo(divergence="mixed", sequences=4),
+    ),
+    "forward, tp2": (f"{_LLAMA} --tensor-model-parallel-size 2 {_ONE} --global-batch-size 4", _nemo(divergence="forward")),
+    "mixed, full recompute": (f"{_LLAMA} {_FULL} {_ONE}", _nemo(divergence="mixed", sequences=4)),
+    "mixed, tied embeddings": (f"{_TIED} {_ONE}", _nemo(divergence="mixed")),
+    "mixed, adapters": (f"{_LLAMA} {_FULL} {_ONE} --info-lora 64", _nemo(divergence="mixed", sequences=4)),
+    "vocabulary, forward": (f"{_LLAMA} {_ONE}", _nemo(divergence="forward", whole_vocabulary=True)),
+    "vocabulary, mixed": (f"{_LLAMA} {_ONE}", _nemo(divergence="mixed", whole_vocabulary=True)),
+    "vocabulary, mixed, part of a chunk": (
+        f"{_LLAMA} {_ONE} --seq-length 2560 --max-position-embeddings 2560",
+        _nemo(divergence="mixed", whole_vocabulary=True),
+    ),
+    "vocabulary, reverse, packed, tp2 cp2": (
+        f"{_LLAMA} {_SP} {_CP} {_ONE} --global-batch-size 2",
+        _nemo(divergence="reverse", whole_vocabulary=True, sequences=1),
+    ),
+    "vocabulary, mixed, two sequences": (
+        f"{_LLAMA} {_ONE}",
+        _nemo(divergence="mixed", whole_vocabulary=True, sequences=2),
+    ),
+    "vocabulary, mixed, four sequences, tp2": (
+        f"{_LLAMA} {_SP} {_ONE} --global-batch-size 4",
+        _nemo(divergence="mixed", whole_vocabulary=True, sequences=4),
+    ),
+}
 _UNMASKED: Final = "--bf16 --no-create-attention-mask-in-dataloader"
-STUDENTS: Final = {f"student, {name}": f"{_UNMASKED} {words}" for name, (words, _) in _OF.items()}
-DISTILLATIONS: Final = {f"student, {name}": spec for name, (_, spec) in _OF.items()}
+_ALL: Final = {
+    **{f"student, {name}": of for name, of in _OF.items()},
+    **{f"student of NeMo-RL, {k}": v for k, v in _OF_NEMO_RL.items()},
+}
+STUDENTS: Final = {name: f"{_UNMASKED} {words}" for name, (words, _) in _ALL.items()}
+DISTILLATIONS: Final = {name: spec for name, (_, spec) in _ALL.items()}
 _IN_FULL: Final = "the logits of the teacher are counted in full throughout an iteration, and a forward frees its own"
 KNOWN_OF_STUDENTS: Final = {
     "student, both, four microbatches": (3 * 2 * 1024 * 10112, _IN_FULL),
