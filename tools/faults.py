@@ -479,8 +479,8 @@ FAULTS: Final = (
     Fault(
         "one gradient of all logits for several packed sequences",
         "analyzer/modules/models/nemo_rl_distillation.py",
-        "others if size > 2 else ()",
-        "()",
+        "copied = (own, whole, *(others if size > 2 else ()))",
+        "copied = (own, whole)",
         "tests/frameworks/test_distillation.py::test_a_student_of_nemo_rl_has_a_gradient_of_all_logits_for_each_packed_sequence",
     ),
     Fault(
