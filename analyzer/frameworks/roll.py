@@ -41,6 +41,8 @@ _READ: Final = frozenset({
 _MODEL_PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _FIXED: Final = ("--make-vocab-size-divisible-by", "1", "--no-create-attention-mask-in-dataloader")
 """The vocabulary is that of the checkpoint, and masks have one value for each token."""
+_TOPK: Final = 64
+"""Default of `logits_topk` (roll/pipeline/distill/distill_config.py)."""
 _SAMPLES: Final = "training_args.per_device_train_batch_size"
 _MOST_GPUS: Final = 1_000_000
 _RANGE: Final = re.compile(r"list\(range\((?:(\d+)\s*,\s*)?(\d+)\)\)|(?:list\()?\[([\d\s,]*)\]\)?|\s*\+\s*")
@@ -300,7 +302,7 @@ def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
             yield Phase(name="rollout", on_same_gpus=same, on_host=ALL_STATES, work=engine)
             yield Phase(name="refit", on_same_gpus=same, on_host=ALL_STATES - {"parameters"}, work=engine)
         elif name == "teacher":
-            yield _teacher(tree, other, trained) if same else Phase(name="teacher", on_same_gpus=False)
+            yield _teacher(tree, other, trained) if same else Phase(name="teacher", on_same_gpus=False, sent=_sent(tree))
         else:
             if str(get(other, "strategy_args.strategy_name")) == _STRATEGY:
                 fault = f"{_STRATEGY} is refused by ROLL for critics (default_value_model_provider)"
@@ -311,7 +313,7 @@ def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
 def _teacher(tree: Tree, worker: Tree, trained: str) -> Phase:
     """A teacher on the GPUs of the student. Unless states are offloaded, both stay there.
 
-    Its largest probabilities, which the student reads, are not counted. Sources: roll/pipeline/distill/distill_worker.py,
+    Sources: roll/pipeline/distill/distill_worker.py,
     `is_offload_states` of roll/configs/base_config.py, and `op_compute_topk_probs_and_indices` of distributed/strategy/strategy.py:
     fp32 logits, and these by two temperatures.
     """
@@ -320,8 +322,8 @@ def _teacher(tree: Tree, worker: Tree, trained: str) -> Phase:
     length, samples = (natural(str(each)) for each in (tree.get("sequence_length"), _count(worker, _SAMPLES, "teacher")))
     megatron = str(get(worker, "strategy_args.strategy_name")).startswith("megatron")
     as_many = len(_devices(str(worker.get("device_mapping", trained)))) == len(_devices(trained))
-    if not (megatron and as_many and isinstance(name, str) and length and samples and natural(str(tree.get("logits_topk")))):
-        return Phase(name="teacher")
+    if not (megatron and as_many and isinstance(name, str) and length and samples and _topk(tree)):
+        return Phase(name="teacher", sent=_sent(tree))
     moved = is_true(tree.get("is_offload_states"))
     return Phase(
         name="teacher",
@@ -330,7 +332,17 @@ def _teacher(tree: Tree, worker: Tree, trained: str) -> Phase:
         layout=tuple(_layout(config)),
         on_host=ALL_STATES if moved else frozenset(),
         work=ForwardPass(tokens=length * samples, logit_bytes=12),
+        sent=_sent(tree),
     )
+
+
+def _sent(tree: Tree) -> int:
+    """Bytes of a token that a student gets: fp32 probabilities, their logarithms in 16 bit, indices, and which are infinite."""
+    return _topk(tree) * (4 + 2 + 8 + 1) if "student" in tree else 0
+
+
+def _topk(tree: Tree) -> int:
+    return natural(str(get(tree, "logits_topk", _TOPK))) or 0
 
 
 def _layout(config: Tree) -> Iterator[str]:

@@ -125,6 +125,7 @@ def _listed(context: _Context) -> tuple[Workspace, ...]:
         _offloading_and_fsdp(context),
         _weights_beside(context),
         _teacher_logits(context),
+        _received(context),
         _dummy_weight_gradients(context),
         _fp8_copies(context),
         _rope_tables(context),
@@ -362,6 +363,19 @@ def _teacher_logits(context: _Context) -> Iterator[Workspace]:
         size = round_up(dtype_bytes(dtype, kept), BLOCK) + round_up(dtype_bytes("int64", kept), BLOCK)
     microbatches = job.batch.microbatches * spec.iterations
     yield Workspace("logits of the teacher for all microbatches", microbatches * size, FROM_START, "forward", freed=True)
+
+
+def _received(context: _Context) -> Iterator[Workspace]:
+    """What a teacher sends to the last stage of its student for all microbatches, on all tensor- and context-parallel ranks.
+
+    Source: `StudentWorker.train_step` in roll/pipeline/distill/distill_worker.py of ROLL.
+    """
+    batch = context.job.batch
+    tokens = batch.microbatches * batch.micro_batch_size * batch.seq_length
+    for phase in context.job.tuning.phases:
+        if phase.sent and ModuleKind.LOSS in context.kinds:
+            size = round_up(tokens * phase.sent, BLOCK)
+            yield Workspace(f"probabilities of the {phase.name} for all microbatches", size, FROM_START, "forward", freed=True)
 
 
 def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:

@@ -130,6 +130,8 @@ class Phase:
     """States of the training that are not on the GPU during this phase."""
     work: ForwardPass | Engine | None = None
     """What runs in it; None if that is not known, and not counted."""
+    sent: int = 0
+    """Bytes that the last stage of the trained model receives from it for each token. They stay there for a whole iteration."""
     training: OtherTraining | None = None
     """Of another model that is trained too. `work` is then its pass without gradients."""
 

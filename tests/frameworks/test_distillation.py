@@ -242,6 +242,26 @@ def test_a_teacher_of_roll_stays_on_the_gpu_unless_states_are_offloaded(
     assert "the loss of distillation" in found.verdict.withheld
 
 
+@pytest.mark.parametrize(
+    ("words", "each"), [((), 64), (("logits_topk=128",), 128), (("teacher.device_mapping=list(range(8,16))",), 64)]
+)
+def test_the_last_stage_of_a_student_of_roll_has_the_probabilities_of_all_microbatches(
+    tmp_path: Path, words: tuple[str, ...], each: int
+) -> None:
+    """`StudentWorker.train_step` of roll/pipeline/distill/distill_worker.py, and `op_compute_topk_probs_and_indices`.
+
+    For each token and chosen logit: a probability in fp32, its logarithm in the dtype of the logits, an index and a bool. A rank
+    has 4 microbatches of 2 samples with 2,048 tokens.
+    """
+    pytest.importorskip("omegaconf")
+    write(tmp_path, {"distill.yaml": ROLL})
+    layout = "student.strategy_args.strategy_config.pipeline_model_parallel_size=2"
+    found = report_of(read_launch(["distill.yaml", *words, layout, "--info-gpu", "H200-141GB"], environ={}, folder=tmp_path))
+    name = "probabilities of the teacher for all microbatches"
+    of_stages = [{part.name: part.bytes for part in rank.memory.runtime_parts}.get(name, 0) for rank in found.ranks]
+    assert [of_stages[0], of_stages[-1]] == [0, 4 * 2 * 2048 * each * (4 + 2 + 8 + 1)]
+
+
 ROLL = """
 student_pretrain: Qwen/Qwen2.5-1.5B
 teacher_pretrain: Qwen/Qwen2.5-7B
