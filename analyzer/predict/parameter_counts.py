@@ -25,7 +25,8 @@ def parameter_counts(model: ModelSpec, tree: Module) -> ParameterCounts:
     """The numbers of parameters of `tree`, the complete model."""
     adapters = _of_adapters(tree) if model.adapters is not None else ()
     every = tuple(each for each in parameters(tree) if not each.original)
-    total = sum(each.full_numel for each in every) - sum(each.full_numel for each in adapters)
+    of_adapters = sum(each.full_numel for each in adapters) + sum(each.numel for each in model.vision_weights if each.adapter)
+    total = sum(each.full_numel for each in every) - of_adapters
     routed = sum(each.full_numel for each in every if each.sharding == "expert")
     routed -= sum(each.full_numel for each in adapters if each.sharding == "expert")
     padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
@@ -33,13 +34,13 @@ def parameter_counts(model: ModelSpec, tree: Module) -> ParameterCounts:
     return ParameterCounts(
         total=total,
         unpadded=total - padding,
-        adapters=sum(each.full_numel for each in adapters),
+        adapters=of_adapters,
         active=total - (routed - routed * model.moe.topk // model.moe.num_experts if model.moe else 0),
         routed_experts=routed,
     )
 
 
 def _of_adapters(tree: Module) -> tuple[Parameter, ...]:
-    """The parameters of adapters, which are not those of the model."""
+    """The parameters of adapters of the language model, which are not those of the model."""
     kinds = ADAPTER_PROJECTIONS | {ModuleKind.ADAPTER}
     return tuple(each for _, module in tree.walk() if module.kind in kinds for each in module.parameters)

@@ -36,6 +36,10 @@ class VisionWeight:
     """The dimension that tensor-parallel ranks share in a module of Megatron; None if each has all of it."""
     frozen: bool = False
     part: Part = "vision"
+    linear: bool = False
+    """Whether it is the weight of a linear layer, which can have an adapter."""
+    adapter: bool = False
+    """Whether it belongs to an adapter, and not to the model."""
 
     @property
     def numel(self) -> int:
@@ -105,5 +109,9 @@ class VisionTraining:
     frozen: tuple[tuple[str, bool, str], ...] = ()
     """What the launch says of `SECTIONS` and language_model: the name, whether it is frozen, and the setting. The defaults of the
     holder hold for the others."""
+    adapted: tuple[str, ...] = ()
+    """The sections in which all linear layers have adapters, if the launch asks for all linear layers."""
+    trained_beside_adapters: bool = False
+    """Whether adapters of the language model leave the weights of the other sections as trained as without them."""
     uncounted: tuple[str, ...] = ()
     """Why more of it is trained than is counted, a fragment of a sentence each."""

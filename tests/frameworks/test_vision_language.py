@@ -189,19 +189,9 @@ def test_gradients_of_whole_weights_are_averaged_over_tensor_parallel_ranks(tmp_
     assert sum(each.numel for each in held(found) if each.sequence_parallel) == 160_496_896
 
 
-def test_adapters_are_beside_the_language_model_only(tmp_path: Path) -> None:
-    text = swift(tmp_path, "Qwen/Qwen3-8B", "--tuner_type", "lora")
-    found = swift(tmp_path, "Qwen/Qwen3-VL-8B-Instruct", "--tuner_type", "lora")
-    assert trained(found) == trained(text)
-    assert all(each.frozen for each in held(found))
-    assert len(found.not_counted) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("--tuner_type lora --freeze_vit false", "adapters of the vision part (--freeze_vit)"),
-        ("--tuner_type lora --target_modules linear_qkv linear_fc1", "adapters beside linear_fc1 of the vision part"),
         ("--trainable_parameters visual.visual.pos_embed", "--trainable_parameters visual.visual.pos_embed is not read"),
     ],
 )

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.derive.adapters import ALL_LINEAR
+from analyzer.launch.derive.model.vision_adapters import adapter_weights
 from analyzer.launch.info_options import MODEL
 from analyzer.specs.fine_tuning import FineTuning
 from analyzer.specs.freezing import FreezeSpec
@@ -84,12 +86,13 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
         fault = f"the {weights.described} of {weights.model} in {training.holder} is not modelled"
         raise UnsupportedError(MODEL, fault, "use another framework, or analyze a launch of its language model")
     frozen = _frozen_sections(held, training)
-    every = tuning.adapter is not None
+    every = tuning.adapter is not None and not training.trained_beside_adapters
     found = tuple(_as_held(each, held, weights, frozen, every=every) for each in weights.weights)
     _check_split(found, weights, tensor=job.parallel.tensor)
-    _describe(launch, found, weights, held)
-    model = replace(job.model, vision_weights=found)
-    reasons = (*training.uncounted, *_uncounted(tuning, held, found))
+    adapters, reason = adapter_weights(found, weights, training, tuning.adapter, tensor=job.parallel.tensor, split=held.split)
+    _describe(launch, found, adapters, weights, held)
+    model = replace(job.model, vision_weights=_beside(found, adapters))
+    reasons = (*training.uncounted, *((reason,) if reason else ()))
     images = (
         f"the activations of the {weights.described} of {weights.model} on the {weights.inputs} of the data, and their embeddings, "
         "are not counted"
@@ -119,6 +122,12 @@ def _as_held(weight: VisionWeight, held: _Held, of: VisionWeights, frozen: froze
     return replace(weight, frozen=fixed, split=weight.split if held.split else None)
 
 
+def _beside(weights: tuple[VisionWeight, ...], adapters: tuple[VisionWeight, ...]) -> tuple[VisionWeight, ...]:
+    """All weights of each part, followed by those of its adapters."""
+    parts = dict.fromkeys(each.part for each in weights)
+    return tuple(each for part in parts for each in (*weights, *adapters) if each.part == part)
+
+
 def _check_split(weights: tuple[VisionWeight, ...], of: VisionWeights, *, tensor: int) -> None:
     uneven = next((each for each in weights if each.split is not None and each.shape[each.split] % tensor), None)
     if uneven is not None:
@@ -137,30 +146,32 @@ def _of_language(tuning: FineTuning, held: _Held, training: VisionTraining) -> F
     return replace(tuning, frozen=(*others, listed), freezing=_EVERYTHING)
 
 
-def _describe(launch: LaunchInput, found: tuple[VisionWeight, ...], of: VisionWeights, held: _Held) -> None:
+def _describe(
+    launch: LaunchInput, found: tuple[VisionWeight, ...], adapters: tuple[VisionWeight, ...], of: VisionWeights, held: _Held
+) -> None:
     trained = sum(each.numel for each in found if not each.frozen)
     how = "as modules of Megatron, which tensor-parallel ranks share" if held.split else "complete on each tensor-parallel rank"
     what = "all frozen" if not trained else "all trained" if trained == of.numel else f"of which {trained:,} are trained"
+    added = sum(each.numel for each in adapters)
+    what += f"; {added:,} parameters of adapters are beside its linear layers" if added else ""
     launch.assume(
         f"The {of.numel:,} parameters of the {of.described} of {of.model} are on the first pipeline stage, {how}, {what}. "
         f"The {of.inputs}, and the time for them, are not counted: the sequences are counted as text of their length."
     )
 
 
-def _uncounted(tuning: FineTuning, held: _Held, found: tuple[VisionWeight, ...]) -> Iterator[str]:
-    """What else needs memory that is not counted."""
-    adapter = tuning.adapter
-    if adapter is not None and held.split and adapter.kind != "vlm_lora":
-        yield "adapters beside layers of the vision part are not counted"
-    elif adapter is not None:
-        layers = {each.name.split(".")[-2] for each in found if each.name.endswith(".weight")}
-        if named := sorted(layers.intersection(adapter.targets)):
-            yield f"adapters beside {', '.join(named)} of the vision part are not counted"
-
-
 def _estimated(job: TrainingJob, tuning: FineTuning, of: VisionWeights) -> Iterator[str]:
     """What is counted otherwise than it is held, in either direction."""
-    spec = tuning.freezing
+    spec, training = tuning.freezing, tuning.vision
+    if (
+        training is not None
+        and training.holder == "ms-swift"
+        and not training.trained_beside_adapters
+        and tuning.adapter is not None
+    ):
+        settings = [setting for section, frozen, setting in training.frozen if frozen and section == _LANGUAGE]
+        if settings and set(tuning.adapter.targets) & set(ALL_LINEAR):
+            yield f"{settings[0]} adds no adapters to the language model, which are counted"
     of_images = spec is not None and any(each.startswith("visual") for each in spec.prefixes)
     if spec is not None and (of_images or spec.pattern or spec.ratio or spec.trained_pattern):
         yield f"what {', '.join(tuning.frozen)} freezes in the {of.described} of {of.model} is not known"

@@ -22,7 +22,7 @@ from analyzer.specs.fine_tuning import (
     StatePart,
 )
 from analyzer.specs.freezing import FreezeSpec
-from analyzer.specs.vision_part import ModelParts, VisionTraining
+from analyzer.specs.vision_part import SECTIONS, ModelParts, VisionTraining
 from analyzer.units import MIB, natural, share_of
 
 SWIFT: Final = "ms-swift"
@@ -106,15 +106,19 @@ def _of_swift(launch: LaunchOptions) -> FineTuning:
 
 
 def _vision(launch: LaunchOptions, *, adapters: bool) -> VisionTraining:
-    """What of a multimodal model is frozen (`_init_multimodal_full`). The encoders and the projections are by default."""
+    """What of a multimodal model is frozen (`_init_multimodal_full`). The encoders and the projections are by default.
+
+    What is not frozen has adapters (`get_multimodal_target_regex`), or with `lora_llm` is trained itself (`_prepare_full_vit`).
+    """
+    if adapters and launch.word(_tuner(launch)) == "lora_llm":
+        frozen = tuple((section, False, "lora_llm") for section in SECTIONS)
+        return VisionTraining(holder="ms-swift", frozen=frozen, trained_beside_adapters=True)
     flags = {"vision_model": "--freeze_vit", "vision_projection": "--freeze_aligner", "language_model": "--freeze_llm"}
     flags |= {"sound_model": "--freeze_vit", "sound_projection": "--freeze_aligner"}
     frozen = tuple((section, _true(launch, flag), flag) for section, flag in flags.items() if launch.has(flag))
-    of_vision = dict.fromkeys(flag for section, is_frozen, flag in frozen if not is_frozen and section != "language_model")
-    if adapters and of_vision:
-        return VisionTraining(
-            holder="ms-swift", uncounted=(f"adapters of the vision part ({', '.join(of_vision)}) are not counted",)
-        )
+    if adapters:
+        adapted = tuple(section for section, is_frozen, _ in frozen if not is_frozen and section in SECTIONS)
+        return VisionTraining(holder="ms-swift", frozen=frozen, adapted=adapted)
     named = (name for name in launch.fork.get("--trainable_parameters", ()) if name.startswith("visual"))
     reasons = tuple(f"--trainable_parameters {name} is not read for the vision part" for name in named)
     return VisionTraining(holder="ms-swift", frozen=frozen, uncounted=reasons)
@@ -215,9 +219,14 @@ def _true(launch: LaunchOptions, flag: str) -> bool:
     return (launch.word(flag) or "false").lower() not in _FALSE
 
 
+def _tuner(launch: LaunchOptions) -> str:
+    """The option that says what is trained, in the current or the former spelling."""
+    return "--train_type" if launch.has("--train_type") and not launch.has("--tuner_type") else "--tuner_type"
+
+
 def _swift_adapter(launch: LaunchOptions) -> Adapter | None:
-    flag = next((each for each in ("--tuner_type", "--train_type") if launch.has(each)), None)
-    kind = launch.word(flag) if flag is not None else None
+    flag = _tuner(launch)
+    kind = launch.word(flag)
     if kind is None or kind.lower() in _FALSE:
         return None
     return Adapter(

@@ -38,7 +38,7 @@ def _linear(
     window: tuple[int, ...] = (),
 ) -> Iterator[VisionWeight]:
     """A linear layer, or a convolution with a `window`."""
-    yield VisionWeight(name=f"{name}.weight", shape=(outputs, inputs, *window), copies=copies, split=split)
+    yield VisionWeight(name=f"{name}.weight", shape=(outputs, inputs, *window), copies=copies, split=split, linear=not window)
     if bias:
         yield VisionWeight(name=f"{name}.bias", shape=(outputs,), copies=copies, split=0 if split == _COLUMN else None)
 
@@ -182,7 +182,9 @@ def _intern(config: Configuration, width: int) -> Iterator[VisionWeight]:
     yield VisionWeight(name="embeddings.patch_embeddings.bias", shape=(hidden,))
     layer = "encoder.layer.*"
     yield from (VisionWeight(name=f"{layer}.lambda_{each}", shape=(hidden,), copies=depth) for each in (1, 2))
-    yield from _linear(f"{layer}.attention.qkv", 3 * hidden, hidden, copies=depth, bias=biased)
+    for name in ("q_proj", "k_proj", "v_proj") if config.model_type == "internvl" else ("qkv",):
+        rows = hidden if name != "qkv" else 3 * hidden
+        yield from _linear(f"{layer}.attention.{name}", rows, hidden, copies=depth, bias=biased)
     if vision.flag("use_qk_norm", vision.flag("qk_normalization", False)):
         for name in ("q_norm", "k_norm"):
             yield from _norm(f"{layer}.attention.{name}", hidden, copies=depth, bias=False)
