@@ -31,7 +31,7 @@ _WITHOUT_KERNEL: Final = frozenset(
     }
 )
 """Operations that launch no kernel, although their result is not a view."""
-_GEMMS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"})
+_GEMMS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_grouped_mm"})
 _WRITES: Final = frozenset({"zero_", "fill_", "copy_", "normal_", "uniform_", "random_", "bernoulli_"})
 """Operations that overwrite their first argument without a read."""
 _SELECTS: Final = frozenset({"index_select", "gather", "index", "embedding", "masked_select", "take_along_dim"})
@@ -76,6 +76,13 @@ class KernelCalls:
         *batch, m, k = left.shape
         n = right.shape[-1] if right.dim() > 1 else 1
         self.gemms([(m, n, k)] * prod(batch), bits=element_bits(left))
+
+    def grouped_product(self, left: torch.Tensor, right: torch.Tensor, *, groups: int) -> None:
+        """PyTorch's products of equal groups of rows: with a matrix of each group, or of the columns of both factors."""
+        *_, m, k = left.shape
+        n = right.shape[-1]
+        size = (m // groups, n, k) if right.dim() > left.dim() else (m, n, k // groups)
+        self.gemms([size] * groups, bits=element_bits(left))
 
     def attention(
         self,

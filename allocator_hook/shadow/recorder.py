@@ -125,6 +125,8 @@ class Recorder(TorchDispatchMode):
             if func in _GEMMS and args[-1].is_meta:
                 self._allocate_workspace()
                 calls.product(args[-2], args[-1])
+            if func is aten._grouped_mm.default and args[0].is_meta:
+                calls.grouped_product(args[0], args[1], groups=args[2].shape[0])
         kernels.running = True
         try:
             result = func(*args, **(kwargs or {}))

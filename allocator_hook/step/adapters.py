@@ -55,6 +55,9 @@ def _add_adapter(path: str, layer: Any, adapters: AdapterSpec, config: Any) -> N
         forward = partial(_canonical_forward, joins[name])
     elif adapters.layers == "transformer_engine":
         layer.adapter = _EngineAdapter(adapters, config, layer)
+    elif adapters.per_expert and path.endswith((".mlp.experts.linear_fc1", ".mlp.experts.linear_fc2")):
+        sizes = (layer.num_gemms, layer.in_features, layer.out_features, adapters.rank)
+        layer.adapter = _GroupedExpertAdapter(*sizes, dropout=adapters.dropout, config=config)
     else:
         layer.adapter = _Adapter(adapters, config, layer, path=path)
         if adapters.method == "dora":
@@ -305,3 +308,46 @@ class _EngineAdapter(_Adapter):
                 if type(each).__name__ == "TELinear":
                     each.weight.sequence_parallel = True
         self._finish(adapters, config)
+
+
+class _GroupedExpertAdapter(torch.nn.Module):
+    """`GroupedExpertLinearAdapter` (megatron/bridge/peft/utils.py) without expert-tensor parallelism, in bf16."""
+
+    def __init__(self, experts: int, columns: int, rows: int, rank: int, *, dropout: bool, config: Any) -> None:
+        super().__init__()
+        self.linear_in = _WeightOfExperts(experts, rank, columns, config)
+        self.linear_out = _WeightOfExperts(experts, rows, rank, config)
+        self.dropout = torch.nn.Dropout(0.1) if dropout else torch.nn.Identity()
+
+    def forward(self, x: Any, splits: Any) -> Any:
+        """[rows, k] → [rows, n]. `splits`: tokens of each expert."""
+        splits = splits.tolist() if torch.is_tensor(splits) else splits
+        x = self.dropout(x)
+        active, parts, start = [], [], 0
+        for expert, size in enumerate(splits):
+            if size:
+                active.append(expert)
+                parts.append(x.narrow(0, start, size))
+                start += size
+        read = parts[0] if len(parts) == 1 else torch.cat(parts, dim=0)
+        sizes = torch.tensor([splits[each] for each in active], device=x.device, dtype=torch.int32)
+        offsets = sizes.cumsum(dim=0, dtype=torch.int32)
+        weight = self.linear_in(active)
+        hidden = torch.nn.functional.grouped_mm(read, weight.transpose(1, 2), offs=offsets)
+        weight_out = self.linear_out(active)
+        output = torch.nn.functional.grouped_mm(hidden, weight_out.transpose(1, 2), offs=offsets)
+        return output * 2.0
+
+
+class _WeightOfExperts(torch.nn.Module):
+    """`_GroupedExpertAdapterWeight`."""
+
+    def __init__(self, experts: int, rows: int, columns: int, config: Any) -> None:
+        super().__init__()
+        weight: Any = torch.nn.Parameter(torch.empty(experts, rows, columns, device="cuda", dtype=config.params_dtype))
+        weight.allreduce = config.expert_model_parallel_size == 1 == config.tensor_model_parallel_size
+        self.weight = weight
+
+    def forward(self, experts: list[int]) -> Any:
+        """The weights of these experts, in a copy."""
+        return self.weight[experts]

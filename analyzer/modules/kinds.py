@@ -213,6 +213,11 @@ class ModuleKind(Enum):
     ADAPTER_ENGINE_IN = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)
     """The same with layers of Transformer Engine."""
     ADAPTER_ENGINE_OUT = KindFacts(Kernels.ADAPTER_PROJECTION, Gemms.TRANSFORMER_ENGINE, Parallel.NONE)
+    ADAPTER_EXPERTS_IN = _without_gemms(Kernels.ADAPTER_PROJECTION)
+    """The same of each expert, with the grouped GEMM of PyTorch, which has no workspace of a handle."""
+    ADAPTER_EXPERTS_OUT = _without_gemms(Kernels.ADAPTER_PROJECTION)
+    ADAPTER_ROWS = _without_gemms(Kernels.COPIES)
+    """The rows of all experts are concatenated for it."""
     ADAPTER_SUM = _without_gemms(Kernels.ADAPTER_SUM)
     """The outputs of a linear layer and of its adapter are added."""
     ADAPTER_SCALE = _without_gemms(Kernels.COPIES)
@@ -285,6 +290,8 @@ ADAPTER_PROJECTIONS: Final = frozenset(
         ModuleKind.ADAPTER_OUT,
         ModuleKind.ADAPTER_ENGINE_IN,
         ModuleKind.ADAPTER_ENGINE_OUT,
+        ModuleKind.ADAPTER_EXPERTS_IN,
+        ModuleKind.ADAPTER_EXPERTS_OUT,
     }
 )
 """Linear layers of adapters."""

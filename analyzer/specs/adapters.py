@@ -32,7 +32,8 @@ class AdapterSpec:
     targets: tuple[AdapterTarget, ...]
     """In the order of `ADAPTER_TARGETS`."""
     per_expert: bool = False
-    """Each expert has its own adapter, as in ms-swift; otherwise those of a rank share one, as by default in Megatron-Bridge."""
+    """Each expert has its own adapter, as in ms-swift; otherwise those of a rank share one, as by default in Megatron-Bridge
+    (`LoRA.share_expert_adapters`)."""
     layers: AdapterLayers = "megatron"
     method: AdapterMethod = "lora"
     dropout: bool = False
@@ -43,6 +44,12 @@ class AdapterSpec:
     Megatron-Bridge)."""
     trained_copies: tuple[TrainedCopy, ...] = ()
     """Modules that are trained too, each as a copy of a frozen one that stays on the GPU."""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the adapters of a rank's experts are multiplied together by PyTorch (`GroupedExpertLinearAdapter` of
+        Megatron-Bridge); those of ms-swift have layers of Transformer Engine."""
+        return self.per_expert and self.layers == "megatron"
 
     def request_input_gradient(self, *, checkpoints: bool) -> bool:
         """Whether the output of the frozen embedding is made to need a gradient. `checkpoints`: around layers, by full recompute.

@@ -28,6 +28,8 @@ _COPIES: Final[dict[str, TrainedCopy]] = {
     "output_layer": "output_layer",
 }
 """Names of `--modules_to_save` of ms-swift."""
+_GROUPED_MULTIPLE: Final = 8
+"""Of which the sizes of matrices in bf16 are multiples that PyTorch multiplies in groups."""
 _OF_DORA: Final = frozenset(DEFAULT_TARGETS)
 """Layers whose adapters with a magnitude are modelled."""
 
@@ -131,6 +133,7 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
         "with sparse attention": model.sparse_attention is not None,
         "with FP4": fp8 is not None and fp8.recipe == "nvfp4",
         "as DoRA with weights stored in FP8": fp8 is not None and fp8.stored_parameters and adapter.kind == "dora",
+        "of each expert without grouped GEMMs of PyTorch (bf16, and sizes that are multiples of 8)": _runs_one_by_one(adapter, job),
         "of Transformer Engine's layers or of each expert with FP8": fp8 is not None and _runs_in_fp8(adapter),
         "with FP8 and full recompute": fp8 is not None and job.recompute.granularity == "full",
         "with FSDP": job.fsdp is not None,
@@ -214,6 +217,15 @@ def _not_modelled_with_magnitudes(adapter: Adapter, targets: tuple[AdapterTarget
 def _runs_in_fp8(adapter: Adapter) -> bool:
     """Whether the GEMMs of an adapter are those of Transformer Engine, which can be in FP8."""
     return adapter.layers == "transformer_engine" or adapter.share_expert_adapters is False
+
+
+def _runs_one_by_one(adapter: Adapter, job: TrainingJob) -> bool:
+    """Whether the adapters of a rank's experts run one after the other (`GroupedExpertLinearAdapter._can_use_grouped_mm`)."""
+    moe = job.model.moe
+    if moe is None or adapter.share_expert_adapters is not False or adapter.layers != "megatron":
+        return False
+    sizes = (adapter.rank, moe.latent_size or job.model.hidden_size, moe.ffn_hidden_size)
+    return job.precision.parameters != "bf16" or any(size % _GROUPED_MULTIPLE for size in sizes)
 
 
 def _not_modelled_in_attention(job: TrainingJob, targets: tuple[AdapterTarget, ...]) -> Iterator[str]:

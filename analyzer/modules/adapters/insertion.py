@@ -11,6 +11,7 @@ from typing import Final
 
 from analyzer.modules.adapters.canonical_layer import CanonicalLayer
 from analyzer.modules.adapters.engine_layer import EngineAdaptedLayer
+from analyzer.modules.adapters.expert_layer import ExpertLayer
 from analyzer.modules.adapters.layer import AdaptedLayer
 from analyzer.modules.adapters.scaled_layer import ScaledLayer
 from analyzer.modules.freezing import frozen, with_owners, without_weight_gradients
@@ -170,13 +171,18 @@ class _Insertion:
 
     def _child(self, before: Module, after: Module, plain: Module, first: bool, path: str) -> tuple[tuple[Module, ...], bool]:
         if self.adapts(before):
-            kind = _METHODS[self.adapters.method] if self.adapters.layers == "megatron" else EngineAdaptedLayer
-            layer = kind(self.shapes, before, plain, self.adapters, not first, path)
+            layer = self._kind(before)(self.shapes, before, plain, self.adapters, not first, path)
             return layer.modules(frozen(before, input_gradient=False) if first else after), False
         if before.children:
             child, first = self.into(before, after, plain, first, f"{path}." if path else "")
             return (child,), first
         return (frozen(before, input_gradient=False) if first else after,), first
+
+    def _kind(self, layer: Module) -> type[AdaptedLayer]:
+        if self.adapters.layers == "transformer_engine":
+            return EngineAdaptedLayer
+        of_experts = any(each.sharding == "expert" for each in layer.parameters)
+        return ExpertLayer if of_experts and self.adapters.grouped else _METHODS[self.adapters.method]
 
     def adapts(self, module: Module) -> bool:
         """Frameworks find layers by the names of their modules."""

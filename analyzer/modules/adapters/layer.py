@@ -167,7 +167,7 @@ class AdaptedLayer:
             name=f"{self.base.name}.adapter",
             kind=ModuleKind.ADAPTER,
             forward_workspace=(replace(self._output, name="output of the frozen layer"), *self._referenced()),
-            backward_workspace=(gradient, *self._recomputed[self.adapters.dropout :]),
+            backward_workspace=(gradient, *self._recomputed[self._copies_input :]),
             children=self._children(),
             source="LoRALinear",
         )
@@ -188,6 +188,11 @@ class AdaptedLayer:
         copies = tuple(replace(each, name=f"{each.name}, not freed") for each in kept if self._weight.quantized)
         workspace = (*base.backward_workspace, own, *summed, *copies)
         return replace(base, saved=(*base.saved, *kept), backward_workspace=workspace), adapter
+
+    @property
+    def _copies_input(self) -> bool:
+        """Whether the first projection saves another tensor than the input of the layer."""
+        return self.adapters.dropout
 
     @property
     def _recomputed(self) -> tuple[Tensor, ...]:
@@ -233,8 +238,8 @@ class AdaptedLayer:
         """
         rows = dispatched_rows(Routing(self.shapes)) if self._of_experts else ()
         unsaved = self.base.kind is ModuleKind.FC2 or (self._fused and self.shapes.sp and not self._reads_shard)
-        rows = (*rows, *(() if self.adapters.dropout else self._recomputed[:1]))
-        return (*rows, *((self._read(),) if self.adapters.dropout and unsaved else ()))
+        rows = (*rows, *(() if self._copies_input else self._recomputed[:1]))
+        return (*rows, *((self._read(),) if self._copies_input and unsaved else ()))
 
     def _read(self) -> Tensor:
         """The input of the adapter, [s, b, k] or [s, b, k/t], or the part of the sequence on this rank."""

@@ -208,7 +208,8 @@ def _saves_received_rows(routing: Routing) -> bool:
     if routing.pads:
         return False
     if model.adapters is not None:
-        return "linear_fc1" in model.adapters.targets and not model.adapters.dropout
+        copied = model.adapters.dropout or (model.adapters.grouped and routing.local_experts > 1)
+        return "linear_fc1" in model.adapters.targets and not copied
     return routing.shapes.fp8 is None and "language_model" not in model.frozen
 
 

@@ -89,6 +89,18 @@ ADAPTERS: Final = {
         "each expert": f"{_LLAMA} {_EXPERTS} --info-lora 8",
         "each expert on one rank": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 1 --info-lora 8",
         "each expert, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 --info-lora 8",
+        "each expert, one on each rank": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 8 --info-lora 8",
+        "each expert, fc1": f"{_LLAMA} {_EXPERTS} --info-lora 16:linear_fc1",
+        "each expert, fc2": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 2 --info-lora 16:linear_fc2",
+        "each expert, one on each rank, fc2": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 8 --info-lora 16:linear_fc2",
+        "each expert, dropout": f"{_LLAMA} {_EXPERTS} {_SHARED} --info-lora 8",
+        "each expert, dropout, one on each rank": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 8 --info-lora 8",
+        "each expert, pp2": f"{_LLAMA} {_EXPERTS} --expert-model-parallel-size 2 --pipeline-model-parallel-size 2 --info-lora 8",
+        "each expert, full recompute": f"{_LLAMA} {_EXPERTS} --recompute-granularity full --recompute-method uniform "
+        "--recompute-num-layers 1 --info-lora 8",
+        "each expert, recomputed experts": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SELECTIVE} moe --info-lora 8",
+        "each expert, dropout, recomputed activation": f"{_LLAMA} {_EXPERTS} {_SELECTIVE} moe_act --info-lora 8",
+        "each expert, fused permutation": f"{_LLAMA} {_EXPERTS} --moe-permute-fusion --moe-router-topk 4 --info-lora 32",
         "frozen experts": f"{_LLAMA} {_EXPERTS} --info-lora 8:linear_qkv,linear_proj",
         "frozen shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --info-lora 8:linear_qkv,linear_proj",
         "frozen experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SP} --expert-tensor-parallel-size 1 --info-lora 8:linear_qkv,linear_proj",
@@ -131,6 +143,7 @@ ADAPTERS: Final = {
         **{f"{method}, {name}": line for method in ("canonical", "dora") for name, line in _METHODS.items()},
         "canonical, shared experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --info-lora 8",
         "canonical, shared experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 --info-lora 8",
+        "canonical, each expert": f"{_LLAMA} {_EXPERTS} {_SHARED} --info-lora 8",
         "canonical, dropout": f"{_LLAMA} --info-lora 8",
         "canonical, dropout, tp2 sp": f"{_LLAMA} {_SP} --info-lora 8",
         "canonical, one query group": f"{_LLAMA} --num-query-groups 1 --info-lora 8",
@@ -252,7 +265,7 @@ def adapter_fields(name: str) -> dict[str, Any]:
         return {**made, "trained_copies": _copies(name)}
     method = name.split(", ")[1]
     if method in ("canonical", "dora"):
-        return {"method": method, "dropout": "lora, canonical, dropout" in name}
+        return {"method": method, "dropout": "lora, canonical, dropout" in name, "per_expert": "each expert" in name}
     fields = {"lora, dropout": "dropout", "lora, each expert": "per_expert", "lora, gathered again": "regathers"}
     made = {field: True for begin, field in fields.items() if name.startswith(begin)}
     return {**made, "dropout": True} if ", dropout" in name else made

@@ -8,11 +8,15 @@ import pytest
 
 from analyzer.api import analyze
 from analyzer.errors import InputError
+from analyzer.launch.derive.adapters import adapter_spec
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module, total_bytes
+from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from analyzer.results import Report
+from analyzer.specs import TrainingJob
 from analyzer.specs.adapters import DEFAULT_TARGETS, AdapterLayers, AdapterSpec
+from analyzer.specs.fine_tuning import Adapter
 from tests.job_of import job_of
 
 LLAMA_8B = (
@@ -236,3 +240,42 @@ def test_a_frozen_model_needs_less_time() -> None:
     assert trained is not None
     assert adapted is not None
     assert adapted.iteration_seconds < trained.iteration_seconds
+
+
+# adapters of each expert, as in Megatron-Bridge
+
+EXPERTS = (
+    "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 512 "
+    "--expert-model-parallel-size 4 --swiglu --disable-bias-linear"
+)
+
+
+def _of_each_expert(rank: int = 8) -> TrainingJob:
+    job = job_of(f"{EXPERTS} --global-batch-size 8")
+    adapter = Adapter(kind="lora", rank=rank, share_expert_adapters=False)
+    spec, reason = adapter_spec(adapter, job)
+    return replace(job, model=replace(job.model, adapters=spec), withheld=(reason,) if reason else ())
+
+
+def _adapter_of_fc1(job: TrainingJob) -> dict[str, Module]:
+    trees = (tree for stage in stage_models(job) for tree in stage.trees)
+    found = (module for tree in trees for _, module in tree.walk() if module.name == "linear_fc1.adapter")
+    return {child.name: child for child in [*found][-1].children}
+
+
+def test_experts_of_bridge_save_a_copy_of_their_rows_and_of_the_weights_of_their_adapters() -> None:
+    """`GroupedExpertLinearAdapter`: 2048 tokens of 1024 in 2 experts each; 2 experts on a rank, with 2·512 outputs of fc1."""
+    parts = _adapter_of_fc1(_of_each_expert())
+    rows = 2 * 2048
+    assert [each.shape for each in parts["linear_in"].saved] == [(rows, 1024), (2, 8, 1024)]
+    assert [each.shape for each in parts["linear_out"].saved] == [(rows, 8), (2, 1024, 8)]
+    assert [each.shape for each in parts["rows"].backward_workspace] == [(rows, 1024)] * 3
+    (weight,) = parts["linear_out"].parameters
+    assert (weight.pieces, weight.sharding) == (1, "expert")
+
+
+def test_adapters_of_experts_that_pytorch_does_not_multiply_in_groups_have_no_verdict() -> None:
+    """`_can_use_grouped_mm`: bf16, and all sizes are multiples of 8."""
+    assert _of_each_expert().withheld == ()
+    (reason,) = _of_each_expert(rank=12).withheld
+    assert "of each expert without grouped GEMMs of PyTorch" in reason
