@@ -88,8 +88,8 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
     frozen = _frozen_sections(held, training)
     every = tuning.adapter is not None and not training.trained_beside_adapters
     found = tuple(_as_held(each, held, weights, frozen, every=every) for each in weights.weights)
-    _check_split(found, weights, tensor=job.parallel.tensor)
     adapters, reason = adapter_weights(found, weights, training, tuning.adapter, tensor=job.parallel.tensor, split=held.split)
+    _check_split((*found, *adapters), weights, tensor=job.parallel.tensor)
     _describe(launch, found, adapters, weights, held)
     model = replace(job.model, vision_weights=_beside(found, adapters))
     reasons = (*training.uncounted, *((reason,) if reason else ()))

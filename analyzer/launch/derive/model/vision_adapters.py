@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from analyzer.errors import InputError
 from analyzer.launch.derive.adapters import ALL_LINEAR
 from analyzer.specs.adapters import DEFAULT_TARGETS
 
@@ -39,7 +38,7 @@ def adapter_weights(
 ) -> tuple[tuple[VisionWeight, ...], str]:
     """The weights of the adapters, and why they are not counted.
 
-    `found`: the weights as a rank holds them. `split`: in modules of Megatron. Raises InputError if they cannot be split.
+    `found`: the weights as a rank holds them. `split`: in modules of Megatron.
     """
     if adapter is None:
         return (), ""
@@ -50,7 +49,7 @@ def adapter_weights(
     known = training.holder in ("ms-swift", "Megatron-Bridge") or not set(adapter.targets) & set(ALL_LINEAR)
     if adapter.kind != "lora" or adapter.excluded or training.holder == "mbridge" or not known:
         return (), f"adapters beside {', '.join(names)} of the {of.described} are not counted"
-    return tuple(each for layer in layers for each in _pair(layer, adapter.rank, tensor=tensor)), ""
+    return tuple(each for layer in layers for each in _pair(layer, adapter.rank)), ""
 
 
 def _has_adapter(weight: VisionWeight, of: VisionWeights, training: VisionTraining, adapter: Adapter, *, split: bool) -> bool:
@@ -75,13 +74,10 @@ def _layer(weight: VisionWeight, *, split: bool) -> str:
     return _IN_MEGATRON.get(name, name) if split else name
 
 
-def _pair(layer: VisionWeight, rank: int, *, tensor: int) -> Iterator[VisionWeight]:
+def _pair(layer: VisionWeight, rank: int) -> Iterator[VisionWeight]:
     """The projection to the rank, which is split as the layer, or by the rank, and that to the outputs."""
     rows, columns = layer.shape
     outputs = None if layer.split is None else 0
-    if outputs is not None and rows % tensor:
-        fault = f"the adapter of {layer.name} cannot be split over {tensor} tensor-parallel ranks"
-        raise InputError("--tensor-model-parallel-size", fault, f"use a divisor of {rows}")
     name = layer.name.removesuffix(".weight")
     made = replace(layer, linear=False, adapter=True, frozen=False)
     yield replace(made, name=f"{name}.lora_A.weight", shape=(rank, columns))
