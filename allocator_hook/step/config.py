@@ -383,6 +383,8 @@ def activation_function(job: TrainingJob) -> Any:
         from megatron.core import activations
         from megatron.core.fusions import fused_bias_geglu
 
+        if job.model.scaled_embedding:  # that of Gemma
+            return activations.fast_gelu
         # exists since core 0.15, where the MLP compares its activation function with it
         return getattr(fused_bias_geglu, "quick_gelu", activations.quick_gelu)
     return functional.silu if activation in ("swiglu", "silu") else functional.gelu

@@ -13,7 +13,7 @@ READ: Final[dict[str, frozenset[str]]] = {
     "ModelSpec": frozenset(
         "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size padded_vocab_size "
         "max_position_embeddings position_embedding rotary_percent rope_fusion normalization activation bias_linear bias_qkv "
-        "qk_layernorm norm_modules layer_scaling branch_norms "
+        "qk_layernorm norm_modules layer_scaling branch_norms norms_in_projections local_rope scaled_embedding "
         "tied_embeddings hidden_dropout attention_dropout bias_activation_fusion bias_dropout_fusion "
         "masked_softmax_fusion attention_softmax_in_fp32 apply_query_key_layer_scaling apply_residual_connection_post_layernorm "
         "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "

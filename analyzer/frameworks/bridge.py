@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, frozen_parts, kind_of, unknown_fields
+from analyzer.frameworks.bridge_gemma import check_packing, read_gemma
 from analyzer.frameworks.bridge_vision import PROVIDERS, read_vision
 from analyzer.frameworks.containers import TARGET, Tree, from_yaml
 from analyzer.frameworks.options import Fields, Words, is_true
@@ -26,20 +27,21 @@ from analyzer.specs.fine_tuning import FineTuning
 from analyzer.specs.vision_part import ModelParts
 from analyzer.units import natural, round_up
 
-_OTHER: Final = re.compile(r"VL|Vl|Omni|Audio|ASR|T5|Llava|MIMO|Mimo|Diffusion|DiT|Flux|Wan|Distillation")
-"""Parts of the names of providers of models that are no GPT."""
+_OTHER: Final = re.compile(r"VL|Vl|Omni|Audio|ASR|T5|Llava|MIMO|Mimo|Diffusion|DiT|Flux|Wan|Distillation|Gemma3n|Gemma4|Exaone")
+"""Parts of the names of providers of models that are no GPT, or have layers that are not modelled."""
 _OTHER_KEYS: Final = ("vision_config", "vision_transformer_config", "encoder_num_layers", "teacher")
 _ACTIVATIONS: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
     ("silu", True): ("--swiglu",),
     ("swish", True): ("--swiglu",),
     ("quick_gelu", True): ("--quick-geglu",),
+    ("fast_gelu", True): ("--quick-geglu",),
     ("squared_relu", False): ("--squared-relu",),
     ("relu2", False): ("--squared-relu",),
     ("gelu", False): (),
     ("gelu_tanh", False): (),
     ("fast_gelu", False): (),
 }
-"""By activation_func and gated_linear_unit."""
+"""By activation_func and gated_linear_unit. No kernel fuses fast_gelu, and its gate has the tensors of an unfused quick GELU."""
 
 _BF16: Final[Tree] = {"bf16": True, "fp16": False, "grad_reduce_in_fp32": True}
 _FP16: Final[Tree] = {"fp16": True, "bf16": False, "grad_reduce_in_fp32": False}
@@ -184,7 +186,8 @@ def own_words(config: Tree) -> MegatronWords:
     _refuse_other(model)
     vision = read_vision(model)
     frozen = frozen_parts(model, "model")
-    model = _flat(vision.model)
+    gemma = read_gemma(vision.model)
+    model = _flat(gemma.model)
     data_parallel = natural(str(config.get("data_parallel_size")))
     found = Words()
     precision = _mixed_precision(config)
@@ -198,6 +201,7 @@ def own_words(config: Tree) -> MegatronWords:
     found.add(fields.words({name: _table(config, "train").get(name) for name in _TRAIN}))
     found.words += ["--use-torch-fsdp2"] if is_true(_table(config, "dist").get("use_torch_fsdp2")) else []
     length, notes = _sequence(config, model)
+    check_packing(gemma.parts, packed=bool(notes))
     found.words += length
     found.words += _vocabulary(model, _table(config, "tokenizer"))
     peft = _table(config, "peft")
@@ -213,7 +217,7 @@ def own_words(config: Tree) -> MegatronWords:
         unknown=tuple(found.unknown),
         withheld=found.withheld(),
         tuning=tuning,
-        parts=ModelParts(vision=vision.weights),
+        parts=ModelParts(vision=vision.weights).joined(gemma.parts),
     )
 
 

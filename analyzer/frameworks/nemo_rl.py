@@ -18,13 +18,14 @@ from analyzer.frameworks.models import NamedModel, named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.yaml_files import Files, Tree, get, included, merge, normal, of_file, override, resolve, table
+from analyzer.launch.derive.model.variants import NEMO_RL
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.choose_release import LaterRelease
 from analyzer.specs.distillation import DistillationSpec, Divergence
 from analyzer.specs.fine_tuning import ALL_STATES, Engine, FineTuning, ForwardPass, Phase, StatePart
-from analyzer.specs.vision_part import VisionTraining
+from analyzer.specs.vision_part import ModelParts, VisionTraining
 from analyzer.units import natural, share_of
 
 _METHODS: Final = {
@@ -159,6 +160,7 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         unknown=tuple(found.unknown),
         withheld=_withheld(method, found),
         tuning=replace(_tuning(tree, method), vision=_vision(config)),
+        parts=ModelParts(builder=NEMO_RL),
         release=_OF_HYBRIDS if model.letters else None,
     )
 

@@ -137,7 +137,7 @@ def _build(
         tuning=arguments.tuning,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
     )
-    return _checked(launch, _with_adapters(launch, _with_branch_norms(launch, job)))
+    return _checked(launch, _with_adapters(launch, _with_variant(launch, job)))
 
 
 def _checked(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
@@ -152,13 +152,13 @@ def _checked(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     return replace(job, assumptions=tuple(launch.assumptions), warnings=tuple(launch.warnings), unknown=tuple(launch.unknown))
 
 
-def _with_branch_norms(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
-    """The job with norms of the outputs of attention and FFN, if its model has them."""
-    if not launch.arguments.parts.branch_norms:
+def _with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
+    """The job with the modules that Megatron-LM does not have, if its model has some."""
+    if launch.arguments.parts.variant is None:
         return job
-    from analyzer.launch.derive.model.branch_norms import with_branch_norms  # imported for such launches only
+    from analyzer.launch.derive.model.variants import with_variant  # imported for such launches only
 
-    return with_branch_norms(launch, job)
+    return with_variant(launch, job)
 
 
 _FRAMEWORKS: Final[dict[AdapterLayers, str]] = {"megatron": "Megatron-Bridge", "transformer_engine": "ms-swift"}

@@ -465,7 +465,8 @@ def _rope_tables(context: _Context) -> Iterator[Workspace]:
     if job.model.position_embedding == "rope":
         width = int(job.model.kv_channels * job.model.rotary_percent)
         table = round_up(4 * shapes.s * received * width, BLOCK)  # the positions of this context-parallel rank, fp32
-        yield Workspace("RoPE frequency table", table * context.chunks, users, "forward")
+        # `Gemma3RotaryEmbedding` of Megatron-Bridge keeps both tables, and both in one tensor
+        yield Workspace("RoPE frequency table", (4 if job.model.local_rope else 1) * table * context.chunks, users, "forward")
     yarn = job.model.yarn_positions
     if yarn is not None:  # module buffers, converted to the dtype of the weights
         each = round_up(dtype_bytes(shapes.dtype, yarn * job.model.kv_channels), BLOCK)

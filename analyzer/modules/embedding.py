@@ -69,6 +69,16 @@ def embedding(shapes: EndShapes, *, summed: bool = False, kept_gradient: bool = 
                 source="torch.nn.Dropout",
             )
         )
+    if model.scaled_embedding:  # Gemma3LanguageModelEmbedding and EmbeddingScalingMixin of Megatron-Bridge
+        children.append(
+            Module(
+                name="scaling",
+                function=True,
+                forward_workspace=(shapes.hidden("input"), shapes.hidden("output")),
+                backward_workspace=(shapes.hidden("output gradient"), shapes.hidden("input gradient")),
+                source="embeddings * hidden_size**0.5",
+            )
+        )
     return Module(
         name="embedding",
         kind=ModuleKind.EMBEDDING,
@@ -134,7 +144,8 @@ def _reads_layer_gradient(shapes: Shapes) -> bool:
     in the local part of the vocabulary, and a contiguous copy if the transposed gradient is strided.
     """
     model = shapes.model
-    return not (model.hidden_dropout > 0 or shapes.t > 1 or model.fp32_residual_connection or shapes.b > 1)
+    changed = model.hidden_dropout > 0 or model.scaled_embedding or model.fp32_residual_connection
+    return not (changed or shapes.t > 1 or shapes.b > 1)
 
 
 def _position_embeddings(shapes: Shapes, *, made: bool) -> Module:
@@ -184,6 +195,8 @@ def _output_allocator(shapes: Shapes) -> str:
     The transpose of [b, s, h] copies unless b is 1, and sequence parallelism clones the local shard.
     """
     model = shapes.model
+    if model.scaled_embedding:
+        return ""
     if model.hidden_dropout > 0:
         return "embedding_dropout"
     copied = shapes.b > 1 or shapes.sp or model.position_embedding == "learned_absolute" or model.fp32_residual_connection

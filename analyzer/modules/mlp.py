@@ -109,7 +109,8 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
         ),
     )
     if model.branch_norms:
-        children += (branch_norm(shapes, "post_mlp_layernorm", input_made_in="mlp.linear_fc2"),)
+        name = "linear_fc2.post_layernorm" if model.norms_in_projections else "post_mlp_layernorm"
+        children += (branch_norm(shapes, name, input_made_in="mlp.linear_fc2"),)
     if not shapes.recomputes("mlp"):
         return Module(name="mlp", kind=ModuleKind.FEED_FORWARD, children=children)
     held, inside = holding_gradient(shapes, children)

@@ -75,7 +75,8 @@ def branch_norm(shapes: Shapes, name: str, *, input_made_in: str) -> Module:
     """The norm of the output of attention or FFN, which it saves. The sum with the residual reads its output and saves nothing.
 
     Its output gradient is that of the residual stream, or with dropout one that the sum allocates.
-    Source: Glm4SelfAttention and Glm4MLP of mcore-bridge 1.6 (model/gpts/glm4.py).
+    Source: Glm4SelfAttention and Glm4MLP of mcore-bridge 1.6 (model/gpts/glm4.py), and TERowParallelLinearLayerNorm of
+    Megatron-Bridge (models/common/te_layers.py, August 2026).
     """
     rows = shapes.s_split * shapes.b
     gradient = shapes.hidden(OUTPUT_GRADIENT, shares="" if shapes.model.hidden_dropout > 0 else "residual gradient")

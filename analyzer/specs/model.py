@@ -256,6 +256,8 @@ class ModelSpec:
     yarn_positions: int | None = None
     """Positions in the tables of YaRN (`--position-embedding-type yarn`); None for other position embeddings."""
     rotary_percent: float = 1.0
+    local_rope: bool = False
+    """Layers with a window have rotary positions of their own, with another base: in Gemma 3."""
     rope_fusion: bool = False
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     activation: Activation = "gelu"
@@ -267,10 +269,14 @@ class ModelSpec:
     norm_modules: NormModules = "engine"
     """The norms before attention and FFN."""
     branch_norms: bool = False
-    """The outputs of attention and FFN are normalized before the residual is added: in GLM-4."""
+    """The outputs of attention and FFN are normalized before the residual is added: in GLM-4 and Gemma."""
+    norms_in_projections: bool = False
+    """These norms are parts of the projections to the outputs, whose adapters are added after them: in Gemma."""
     layer_scaling: bool = False
     """The output of each branch is multiplied by a learned vector before the residual is added: in some vision encoders."""
     tied_embeddings: bool = True
+    scaled_embedding: bool = False
+    """The output of the embedding is multiplied by a number: in Gemma."""
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
     bias_activation_fusion: bool = True

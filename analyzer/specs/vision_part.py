@@ -84,18 +84,26 @@ class VisionWeights:
         return f"{weight.part}_{'projection' if weight.name.startswith(self.projection) else 'model'}"
 
 
+Variant = Literal["GLM-4", "Gemma", "Gemma 2", "Gemma 3"]
+"""Models with modules that Megatron-LM does not have, and libraries add to it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelParts:
     """What the options of Megatron-LM do not say of a model that is given by its Hugging Face configuration."""
 
     vision: VisionWeights | None = None
     """The weights of its parts for images and sound; None if it has none, or its configuration is not read."""
-    branch_norms: bool = False
-    """The outputs of attention and FFN are normalized (`ModelSpec.branch_norms`)."""
+    variant: Variant | None = None
+    """The model whose modules it has; None for a model of Megatron-LM."""
+    builder: str = ""
+    """The library or framework that builds the model; empty if a fork of Megatron-LM does, or none is named."""
 
     def joined(self, other: ModelParts) -> ModelParts:
         """These, with what `other` has and these lack."""
-        return ModelParts(vision=self.vision or other.vision, branch_norms=self.branch_norms or other.branch_norms)
+        return ModelParts(
+            vision=self.vision or other.vision, variant=self.variant or other.variant, builder=self.builder or other.builder
+        )
 
 
 NO_PARTS: Final = ModelParts()

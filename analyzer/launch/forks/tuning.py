@@ -65,7 +65,7 @@ def tuning_of(launch: LaunchOptions, key: str | None) -> FineTuning:
 def parts_of(launch: LaunchOptions, key: str | None) -> ModelParts:
     """What options of the fork say of the model: norms after attention and FFN in slime's layers, of which Megatron-LM has none."""
     norms = ("--post-self-attn-layernorm", "--post-mlp-layernorm")
-    return ModelParts(branch_norms=key == SLIME and all(launch.has(flag) for flag in norms))
+    return ModelParts(variant="GLM-4" if key == SLIME and all(launch.has(flag) for flag in norms) else None)
 
 
 def _of_swift(launch: LaunchOptions) -> FineTuning:

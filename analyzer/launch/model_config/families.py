@@ -8,7 +8,7 @@ from typing import Final
 
 from analyzer.errors import UnsupportedError
 from analyzer.launch.info_options import MODEL
-from analyzer.launch.model_config import dense, experts, gpt_style, hybrid, latent, linear, llama_like, shared_experts
+from analyzer.launch.model_config import dense, experts, gemma, gpt_style, hybrid, latent, linear, llama_like, shared_experts
 from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.refused import refusal
@@ -24,6 +24,8 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "glm4v_text": llama_like.glm4,
     "qwen3": dense.qwen3,
     "gemma": dense.gemma,
+    "gemma2": gemma.gemma2,
+    "gemma3_text": gemma.gemma3,
     "phi3": dense.phi3,
     "starcoder2": dense.starcoder2,
     "nemotron": dense.nemotron,

@@ -123,7 +123,7 @@ def glm4(config: Configuration) -> MegatronModel:
         rotated=rope(config, share=0.5),
         linear=biases(config, attention="qkv" if config.flag("attention_bias", True) else "none", ffn=False),
     )
-    return replace(model, parts=ModelParts(branch_norms=True))
+    return replace(model, parts=ModelParts(variant="GLM-4"))
 
 
 def mimo(config: Configuration) -> MegatronModel:

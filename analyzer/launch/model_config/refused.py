@@ -25,9 +25,6 @@ REFUSED: Final = {
     "lightning attention": ("minimax", "minimax_text_01", "minimax_m1", "bailing_hybrid"),
     "linear attention of another kind": ("rwkv", "recurrent_gemma", "olmo_hybrid", "lfm2", "lfm2_moe"),
     "norms after attention and FFN": (
-        "gemma2",
-        "gemma3_text",
-        "gemma3",
         "gemma3n",
         "gemma3n_text",
         "gemma4",
@@ -55,6 +52,7 @@ _IMAGES: Final = {
     "llama_nemotron_nano_vl": "a RADIO encoder beside its language model",
     "nemotronh_nano_vl_v2": "a RADIO encoder beside its language model",
     "paligemma": "attention without a causal mask for its images",
+    "gemma3": "attention without a causal mask for its images",
 }
 """Vision-language models, which Megatron-LM does not build from a Hugging Face configuration."""
 _SCRIPTS: Final = {
@@ -64,8 +62,9 @@ _SCRIPTS: Final = {
 }
 """The training scripts whose launches are analyzed instead."""
 _NAMES: Final = {
-    "gemma-2-": "gemma2",
-    "gemma-3-": "gemma3",
+    "gemma-3-4b": "gemma3",
+    "gemma-3-12b": "gemma3",
+    "gemma-3-27b": "gemma3",
     "gemma-3n-": "gemma3n",
     "gemma-4-": "gemma4",
     "olmo-1b": "olmo",

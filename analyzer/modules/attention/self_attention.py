@@ -66,7 +66,8 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
     parts = (qkv, *norms, kernel, projection)
     children = _with_gate(shapes, parts) if gated else parts
     if model.branch_norms:
-        children += (branch_norm(shapes, "post_self_attn_layernorm", input_made_in="self_attention.linear_proj"),)
+        name = "linear_proj.post_layernorm" if model.norms_in_projections else "post_self_attn_layernorm"
+        children += (branch_norm(shapes, name, input_made_in="self_attention.linear_proj"),)
     return Module(name=ATTENTION, kind=ModuleKind.ATTENTION, children=children)
 
 

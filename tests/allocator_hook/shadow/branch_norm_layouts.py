@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 _GLM: Final = (
     "--normalization RMSNorm --swiglu --disable-bias-linear --add-qkv-bias --untie-embeddings-and-output-weights "
@@ -28,3 +28,38 @@ BRANCH_NORMS: Final = {
         "fp8": "--fp8-format hybrid --fp8-recipe tensorwise",
     }.items()
 }
+
+_GEMMA: Final = (
+    "--normalization RMSNorm --apply-layernorm-1p --quick-geglu --disable-bias-linear --group-query-attention --num-query-groups 4 "
+    "--kv-channels 128 --qk-layernorm --position-embedding-type rope --window-size 127,0 --window-attn-skip-freq 3 "
+    "--attention-dropout 0 --hidden-dropout 0"
+)
+GEMMA: Final = {
+    f"gemma, {name}": f"--bf16 {_GEMMA} {words}"
+    for name, words in {
+        "alone": "",
+        "small vocabulary": "--vocab-size 500",
+        "micro-batch 1": "--micro-batch-size 1 --vocab-size 500",
+        "unfused rotation": "--no-rope-fusion --vocab-size 500",
+        "unfused rotation, tp2": "--no-rope-fusion --tensor-model-parallel-size 2 --vocab-size 500",
+        "dropout": "--hidden-dropout 0.1 --vocab-size 500",
+        "tp2": "--tensor-model-parallel-size 2",
+        "tp2 sp": f"{_SP} --vocab-size 500",
+        "tp2 pp2 sp": f"{_SP} --pipeline-model-parallel-size 2 --window-attn-skip-freq 2",
+        "cp2": "--context-parallel-size 2 --cp-comm-type a2a",
+        "full recompute": f"{_FULL} --vocab-size 500",
+        "recomputed attention": "--recompute-granularity selective --recompute-modules core_attn",
+        "adapters, tp2 sp": f"{_SP} --info-lora 64",
+        "adapters": "--info-lora 64 --vocab-size 500",
+        "fp8": "--fp8-format hybrid --fp8-recipe tensorwise",
+        "distributed optimizer, overlap": "--overlap-grad-reduce --overlap-param-gather",
+    }.items()
+}
+"""Layers of Gemma 3 in Megatron-Bridge, with its embedding and its tables of rotary positions."""
+GEMMA_FIELDS: Final[dict[str, Any]] = {
+    "branch_norms": True,
+    "norms_in_projections": True,
+    "local_rope": True,
+    "scaled_embedding": True,
+}
+"""What options of Megatron-LM do not say of them: fields of `ModelSpec`."""

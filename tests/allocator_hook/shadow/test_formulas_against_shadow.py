@@ -20,7 +20,7 @@ from analyzer.errors import InputError
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.trace.compare import MODEL
 from tests.allocator_hook.shadow.adapter_layouts import ADAPTERS, HELD_BY_GRAPH, adapter_fields
-from tests.allocator_hook.shadow.branch_norm_layouts import BRANCH_NORMS
+from tests.allocator_hook.shadow.branch_norm_layouts import BRANCH_NORMS, GEMMA, GEMMA_FIELDS
 from tests.allocator_hook.shadow.conftest import Record
 from tests.allocator_hook.shadow.creation_layouts import CREATION, CREATION_BASE
 from tests.allocator_hook.shadow.distillation_layouts import BATCHED, DISTILLATIONS, KNOWN_OF_STUDENTS, STUDENTS
@@ -146,6 +146,7 @@ GRID = {
     **FROZEN,
     **HEADS,
     **BRANCH_NORMS,
+    **GEMMA,
     **CREATION,
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
@@ -421,7 +422,8 @@ HELD_BY_PLAN = [name for name in FOUND if name.startswith("overlapped microbatch
 """Layouts whose first layer does not keep its input after its backward. The schedule plan references the output of the embedding
 until it is freed itself, between two microbatches, so that the trace does not list this output as saved."""
 SINCE = dict.fromkeys(
-    [*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTERS, *FROZEN, *HEADS, *STUDENTS, *BRANCH_NORMS, *CREATION], "0.16"
+    [*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTERS, *FROZEN, *HEADS, *STUDENTS, *BRANCH_NORMS, *GEMMA, *CREATION],
+    "0.16",
 ) | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
@@ -596,7 +598,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         head, student = HEAD_OUTPUTS.get(name), DISTILLATIONS.get(name)
         model = replace(job.model, frozen_parameters=FROZEN_PARAMETERS.get(name), head_outputs=head, distillation=student)
         model = replace(model, token_score=name in TOKEN_SCORES, branch_norms=name in BRANCH_NORMS, value_head=name in VALUE_HEADS)
-        job = replace(job, model=model)
+        job = replace(job, model=replace(model, **GEMMA_FIELDS) if name in GEMMA else model)
         report = predict(job)
     except InputError as error:
         if Version("0.14") <= RELEASE < Version("0.17"):

@@ -13,6 +13,7 @@ from analyzer.api import Launch, read_launch
 from analyzer.passes.stages import full_model
 from analyzer.predict.parameter_counts import ParameterCounts, parameter_counts
 from tests.data_files import data_file
+from tests.frameworks.gemma_containers import gemma_container
 from tests.launch.model_config.configurations import published, write_config
 
 PUBLISHED = json.loads(data_file("published_models.json").read_text())
@@ -66,8 +67,14 @@ def counts_of(reference: str | Path, *more: str) -> ParameterCounts:
 
 
 @pytest.mark.parametrize("name", PUBLISHED["parameters"])
-def test_published_models(name: str) -> None:
-    if published()[name]["config"]["model_type"] in ("glm4", "glm4v"):  # its layers are those of ms-swift
+def test_published_models(name: str, tmp_path: Path) -> None:
+    config = published()[name]["config"]
+    if config["model_type"] in ("gemma2", "gemma3_text"):  # its layers are those of Megatron-Bridge
+        (tmp_path / "config.yaml").write_text(gemma_container(config))
+        found = read_launch(["config.yaml", "--info-world-size", "8"], environ={}, folder=tmp_path).job
+        assert parameter_counts(found.model, full_model(found)).unpadded == PUBLISHED["parameters"][name]
+        return
+    if config["model_type"] in ("glm4", "glm4v"):  # its layers are those of ms-swift
         words = ["megatron", "sft", "--model", name, "--max_length", "512", "--info-world-size", "1"]
         found = read_launch(words, environ={}, folder=Path("/nowhere")).job
         found = replace(found, model=replace(found.model, vision_weights=()))

@@ -77,8 +77,8 @@ def test_faults(reference: str, content: str | None, part: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("google/gemma-2-9b", "norms after attention and FFN"),
-        ("gemma-3-27b-it", "norms after attention and FFN"),
+        ("google/gemma-4-31B", "norms after attention and FFN"),
+        ("gemma-3-27b-it", "attention without a causal mask for its images"),
         ("moonshotai/Kimi-Linear-48B-A3B-Base", "Kimi delta attention"),
         ("MiniMaxAI/MiniMax-Text-01", "lightning attention"),
         ("llava-hf/llava-v1.6-mistral-7b-hf", "depends on the size of an image"),

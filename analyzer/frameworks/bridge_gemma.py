@@ -1,0 +1,72 @@
+"""The fields of the providers of Gemma in a ConfigContainer of Megatron-Bridge as those of other providers.
+
+Sources: models/gemma/gemma_provider.py, gemma2_provider.py and gemma3_provider.py of Megatron-Bridge, August 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from analyzer.errors import InputError
+from analyzer.frameworks.containers import TARGET, Tree
+from analyzer.launch.derive.model.variants import BRIDGE
+from analyzer.specs.vision_part import ModelParts, Variant
+from analyzer.units import natural
+
+VARIANTS: Final[Mapping[str, Variant]] = {
+    "GemmaModelProvider": "Gemma",
+    "Gemma2ModelProvider": "Gemma 2",
+    "Gemma3ModelProvider": "Gemma 3",
+}
+"""By the class of the provider."""
+_READ: Final = ("interleaved_attn_pattern", "attn_logit_softcapping", "final_logit_softcapping")
+"""Fields that are read here, or that the variant counts."""
+
+
+class Gemma(NamedTuple):
+    """What options do not say of the model, and its fields."""
+
+    parts: ModelParts
+    model: Tree
+
+
+def read_gemma(model: Tree) -> Gemma:
+    """The fields with the windows as Megatron-LM has them. Raises InputError for windows of another form."""
+    variant = VARIANTS.get(str(model.get(TARGET, "")).rpartition(".")[2])
+    if variant is None:
+        return Gemma(ModelParts(builder=BRIDGE), model)
+    fields = {name: value for name, value in model.items() if name not in _READ}
+    if variant == "Gemma 2":
+        if (natural(str(model.get("context_parallel_size"))) or 1) > 1:
+            fault = "Megatron-Bridge refuses context parallelism with the attention of Gemma 2"
+            raise InputError("model.context_parallel_size", fault, "write model.context_parallel_size=1")
+        # every second layer, from the first one on (`Gemma2DotProductAttention`)
+        fields |= {"window_attn_skip_freq": 2}
+    if variant == "Gemma 3":
+        size = natural(str(model.get("window_size")))
+        if not size:
+            fault = f"{model.get('window_size')!r} is not the number of tokens of a window"
+            raise InputError("model.window_size", fault, "write model.window_size=512, for example")
+        fields |= {"window_size": [size - 1, 0], "window_attn_skip_freq": _layers_with_window(model)}
+    return Gemma(ModelParts(variant=variant, builder=BRIDGE), fields)
+
+
+def check_packing(parts: ModelParts, *, packed: bool) -> None:
+    """Raises InputError for packed sequences with Gemma 2, which `Gemma2DotProductAttention` refuses."""
+    if packed and parts.variant == "Gemma 2":
+        fault = "Megatron-Bridge refuses packed sequences with the attention of Gemma 2"
+        raise InputError("dataset.offline_packing_specs", fault, "leave it out")
+
+
+def _layers_with_window(model: Tree) -> int | list[int]:
+    """The period of the layers without a window, or a number for each layer (`_is_local_attn_layer`)."""
+    pattern, count = model.get("interleaved_attn_pattern", [5, 1]), natural(str(model.get("num_layers"))) or 0
+    if isinstance(pattern, list | tuple) and pattern and all(isinstance(each, str) for each in pattern):
+        return [int(each == "sliding_attention") for each in pattern]
+    numbers = [natural(str(each)) or 0 for each in pattern] if isinstance(pattern, list | tuple) else []
+    if len(numbers) != 2 or not sum(numbers):
+        fault = f"{pattern!r} is no pair of numbers of layers"
+        raise InputError("model.interleaved_attn_pattern", fault, "write model.interleaved_attn_pattern=[5,1], for example")
+    local, period = numbers[0], sum(numbers)
+    return period if numbers[1] == 1 else [int(layer % period < local) for layer in range(count)]

@@ -1,0 +1,94 @@
+"""Models with modules that Megatron-LM does not have, and a library adds: norms of the outputs of attention and FFN, and others.
+
+Sources: model/gpts/glm4.py of mcore-bridge 1.6, with which ms-swift builds GLM-4; docker/patch/latest/megatron.patch of slime;
+models/gemma/gemma{,2,3}_provider.py of Megatron-Bridge, August 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from analyzer.errors import UnsupportedError
+from analyzer.launch.info_options import MODEL
+from analyzer.specs.vision_part import Variant
+
+if TYPE_CHECKING:
+    from analyzer.launch.derive.launch_input import LaunchInput
+    from analyzer.specs import TrainingJob
+
+BRIDGE: Final = "Megatron-Bridge"
+NEMO_RL: Final = "NeMo-RL"
+"""It builds models with Megatron-Bridge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What a variant is."""
+
+    builders: tuple[str, ...]
+    """Forks and frameworks that build it."""
+    fields: Mapping[str, Any]
+    """The fields of `ModelSpec` that say what it has."""
+    described: str
+    """What is added, for a sentence."""
+    not_counted: str = ""
+    """Why there is no verdict that it fits."""
+
+
+_NORMS: Final = "norms after attention and FFN"
+_VARIANTS: Final[Mapping[Variant, _Facts]] = {
+    "GLM-4": _Facts(builders=("ms-swift", "slime"), fields={"branch_norms": True}, described=_NORMS),
+    "Gemma": _Facts(builders=(BRIDGE,), fields={"scaled_embedding": True}, described="scaling of the embedding"),
+    "Gemma 2": _Facts(
+        builders=(BRIDGE,),
+        fields={"branch_norms": True, "norms_in_projections": True, "scaled_embedding": True},
+        described=f"{_NORMS} and scaling of the embedding",
+        not_counted="the soft caps of logits and attention scores of Gemma 2, and its FlexAttention, are not counted",
+    ),
+    "Gemma 3": _Facts(
+        builders=(BRIDGE, NEMO_RL),
+        fields={"branch_norms": True, "norms_in_projections": True, "scaled_embedding": True, "local_rope": True},
+        described=f"{_NORMS}, scaling of the embedding and rotary positions of layers with a window",
+    ),
+}
+
+
+def with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
+    """The job with the added modules. Raises UnsupportedError for launches of a framework that does not build them."""
+    parts = launch.arguments.parts
+    assert parts.variant is not None
+    facts = _VARIANTS[parts.variant]
+    builder = parts.builder or launch.arguments.fork
+    if builder not in facts.builders:
+        fault = f"the model has {_NORMS}, which layers of Megatron-LM do not have"
+        raise UnsupportedError(MODEL, fault, f"analyze a launch of {' or '.join(facts.builders)}, which add{_ending(facts)} them")
+    verb = "are those" if facts.fields.get("branch_norms") else "is that"
+    launch.assume(f"The {facts.described} {verb} that {builder} adds to modules of Megatron-LM.")
+    reason = next(_not_modelled(job), "") if facts.fields.get("branch_norms") else ""
+    withheld = (*job.withheld, *([f"{_NORMS} are not modelled {reason}"] if reason else []))
+    withheld += (facts.not_counted,) if facts.not_counted else ()
+    return replace(job, model=replace(job.model, **facts.fields), withheld=withheld)
+
+
+def _ending(facts: _Facts) -> str:
+    """That of the verb for one framework."""
+    return "s" if len(facts.builders) == 1 else ""
+
+
+def _not_modelled(job: TrainingJob) -> Iterator[str]:
+    """Fragments of a sentence: in which launches the norms were not compared with recorded runs."""
+    reasons = {
+        "with MTP layers": job.model.mtp_num_layers > 0,
+        "in layers of Megatron itself": job.model.implementation != "transformer_engine",
+        "with fp32 residual connections": job.model.fp32_residual_connection,
+        "with recomputed norms or FFN": bool({"layernorm", "mlp"} & set(job.recompute.modules)),
+        "with FP4": job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4",
+        "with FSDP": job.fsdp is not None,
+        "with CUDA graphs": job.graphs is not None,
+        "with activation offloading": job.activation_offload is not None,
+        "with userbuffers": job.flags.tp_comm_overlap,
+        "with overlapped microbatches": job.flags.overlap_moe_expert_parallel_comm,
+    }
+    yield from (reason for reason, applies in reasons.items() if applies)

@@ -1,0 +1,69 @@
+"""Gemma 2 and 3 (text): from a Hugging Face configuration to options of Megatron-LM.
+
+Their norms after attention and FFN, the scaling of the embedding, and the rotary positions of layers with a window are what
+Megatron-Bridge adds to Megatron-LM (`ModelParts.variant`). Source of the fields and modules: src/transformers/models/gemma2 and
+gemma3 of transformers 5.24.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from analyzer.launch.model_config.common import (
+    NO_BIASES,
+    QK_NORMS,
+    MegatronModel,
+    Option,
+    llama_model,
+    rms_norm,
+    window,
+)
+from analyzer.launch.model_config.configuration import GELU, Configuration
+from analyzer.launch.model_config.dense import with_head_size
+from analyzer.specs.vision_part import ModelParts, Variant
+
+
+def gemma2(config: Configuration) -> MegatronModel:
+    """Gemma 2: windows in every second layer, from the first one on."""
+    return _gemma(config, "Gemma 2", _windowed(config, every=2), normed=[], heads=config.integer("num_key_value_heads", 4))
+
+
+def gemma3(config: Configuration) -> MegatronModel:
+    """Gemma 3: norms of q and k in each head, and windows in five of six layers."""
+    if config.flag("use_bidirectional_attention", False):
+        raise config.not_expressible("bidirectional attention")
+    for field in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(field):
+            raise config.not_expressible(f"a soft cap ({field})")
+    every = config.integer("sliding_window_pattern", 6)
+    return _gemma(
+        config, "Gemma 3", _windowed(config, every=every), normed=[QK_NORMS], heads=config.integer("num_key_value_heads", 4)
+    )
+
+
+def _windowed(config: Configuration, *, every: int) -> tuple[bool, ...]:
+    """The layers with a window: those that layer_types names, or all but each one whose number is a multiple of `every`."""
+    count = config.integer("num_hidden_layers")
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == count:
+        return tuple(kind == "sliding_attention" for kind in kinds)
+    return tuple(layer % every != 0 for layer in range(1, count + 1))
+
+
+def _gemma(
+    config: Configuration, variant: Variant, windowed: tuple[bool, ...], *, normed: Iterable[Option], heads: int
+) -> MegatronModel:
+    activation = config.activation("hidden_activation", default="gelu_pytorch_tanh")
+    gate = "GELU" if activation in GELU else activation
+    note = f"{config.name}: --quick-geglu stands for its gate with {gate}; the tensors are equal."
+    values = {**config.values, "num_key_value_heads": heads}
+    model = llama_model(
+        with_head_size(Configuration(values, config.name), 256),
+        window(config, windowed, size=config.optional("sliding_window") or 4096),
+        activation=([("--quick-geglu",)], (note,)),
+        normed=[*normed, *rms_norm(config), ("--apply-layernorm-1p",)],
+        linear=NO_BIASES,
+        tied=True,
+    )
+    return replace(model, parts=ModelParts(variant=variant))

@@ -1,0 +1,59 @@
+"""Containers of Megatron-Bridge with the providers of Gemma: the fields that `provider_bridge` sets for a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CONTAINER = """
+model:
+  _target_: megatron.bridge.models.gemma.{name}
+  num_layers: {num_hidden_layers}
+  hidden_size: {hidden_size}
+  ffn_hidden_size: {intermediate_size}
+  num_attention_heads: {num_attention_heads}
+  num_query_groups: {num_key_value_heads}
+  kv_channels: {head_dim}
+  vocab_size: {vocab_size}
+  should_pad_vocab: false
+  seq_length: 4096
+  normalization: RMSNorm
+  layernorm_zero_centered_gamma: true
+  layernorm_epsilon: 1.0e-06
+  add_bias_linear: false
+  gated_linear_unit: true
+  activation_func: {{_target_: megatron.core.activations.fast_gelu, _call_: false}}
+  attention_backend: {{_target_: megatron.core.transformer.enums.AttnBackend, _call_: true, _args_: [1], _name_: flash}}
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: true
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  tensor_model_parallel_size: 1
+  pipeline_model_parallel_size: 1
+  context_parallel_size: 1
+{own}
+optimizer: {{optimizer: adam, use_distributed_optimizer: true}}
+ddp: {{grad_reduce_in_fp32: true, use_distributed_optimizer: true}}
+train: {{micro_batch_size: 1, global_batch_size: 8, train_iters: 10}}
+dataset: {{seq_length: 4096}}
+mixed_precision: bf16_mixed
+"""
+OWN = {
+    "gemma": ("gemma_provider.GemmaModelProvider", ""),
+    "gemma2": (
+        "gemma2_provider.Gemma2ModelProvider",
+        "  window_size: [4095, 0]\n  query_pre_attn_scalar: 224\n  attn_logit_softcapping: 50.0\n  final_logit_softcapping: 30.0",
+    ),
+    "gemma3_text": (
+        "gemma3_provider.Gemma3ModelProvider",
+        "  qk_layernorm: true\n  window_size: 512\n  interleaved_attn_pattern: [5, 1]\n  rotary_base: [10000, 1000000]\n"
+        "  softmax_scale: 0.0625\n  rope_scaling_factor: 1.0\n  is_vision_language: false\n  flash_decode: false",
+    ),
+}
+"""By model_type: the class of the provider, and the fields that others do not have."""
+
+
+def gemma_container(config: Mapping[str, Any]) -> str:
+    """The YAML of a container for the fields of a config.json."""
+    name, own = OWN[config["model_type"]]
+    return CONTAINER.format(name=name, own=own, **config)
