@@ -28,13 +28,15 @@ def holding_gradient(shapes: Shapes, children: tuple[Module, ...]) -> tuple[tupl
     """The gradient of a branch's output, and the modules in a checkpoint around the branch, which use it.
 
     The arguments of `CheckpointFunction.backward` reference the gradient until the checkpoint's backward ends. Without dropout it
-    is the residual gradient, which is allocated in any case.
+    is the residual gradient, which is allocated in any case. If a norm is the last module, only that reads it.
     """
     held = shapes.branch_gradient
-    if not held.bytes:
+    normed = shapes.model.branch_norms
+    if not held.bytes or (normed and shapes.model.hidden_dropout == 0):
         return (), children
     named = replace(held, name="gradient of the checkpoint's output")
-    return (named,), tuple(_sharing(child, held, named.name) for child in children)
+    before, reading = (children[:-1], children[-1:]) if normed else ((), children)
+    return (named,), (*before, *(_sharing(child, held, named.name) for child in reading))
 
 
 def _sharing(module: Module, held: Tensor, name: str) -> Module:

@@ -166,7 +166,7 @@ class AdaptedLayer:
         adapter = Module(
             name=f"{self.base.name}.adapter",
             kind=ModuleKind.ADAPTER,
-            forward_workspace=(replace(self._output, name="output of the frozen layer"), *self._referenced()),
+            forward_workspace=(replace(self._output, name="output of the frozen layer"), *self._normed(), *self._referenced()),
             backward_workspace=(gradient, *self._recomputed[self._copies_input :]),
             children=self._children(),
             source="LoRALinear",
@@ -188,6 +188,11 @@ class AdaptedLayer:
         copies = tuple(replace(each, name=f"{each.name}, not freed") for each in kept if self._weight.quantized)
         workspace = (*base.backward_workspace, own, *summed, *copies)
         return replace(base, saved=(*base.saved, *kept), backward_workspace=workspace), adapter
+
+    def _normed(self) -> tuple[Tensor, ...]:
+        """The output of the norm in the layer, to which that of the adapter is added. The norm saves that of the frozen layer."""
+        normed = self.shapes.model.norms_in_projections and self._splits_input and not self._of_experts
+        return (replace(self._output, name="normalized output"),) if normed else ()
 
     @property
     def _copies_input(self) -> bool:

@@ -52,6 +52,9 @@ GEMMA: Final = {
         "adapters, tp2 sp": f"{_SP} --info-lora 64",
         "adapters": "--info-lora 64 --vocab-size 500",
         "fp8": "--fp8-format hybrid --fp8-recipe tensorwise",
+        "adapters, tp2 sp, small vocabulary": f"{_SP} --info-lora 16 --vocab-size 500",
+        "recomputed ffn": "--recompute-granularity selective --recompute-modules mlp --vocab-size 500",
+        "recomputed ffn, dropout": "--recompute-granularity selective --recompute-modules mlp --vocab-size 99 --hidden-dropout 0.1",
         "distributed optimizer, overlap": "--overlap-grad-reduce --overlap-param-gather",
     }.items()
 }
