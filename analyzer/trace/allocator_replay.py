@@ -128,7 +128,7 @@ def _kinds(trace: Trace) -> tuple[dict[int, str], int, int]:
 
 
 def _describe(mark: Mark) -> str:
-    parts: list[str] = [mark.phase]
+    parts: list[str] = ["creation of the model" if mark.phase == "build" else mark.phase]
     if mark.microbatch >= 0:
         parts.append(f"of microbatch {mark.microbatch}")
     return " ".join(parts) + (f", {mark.name}" if mark.name else "")

@@ -46,6 +46,20 @@ def test_a_replay_gives_the_known_memory_of_a_synthetic_step(tmp_path: Path) -> 
     assert found.at_peak == {**zero, "parameter": 40 * MIB, "optimizer": 12 * MIB, "temporary": 30 * MIB}
 
 
+def test_the_peak_can_be_in_the_creation_of_the_model(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "step.trace", Header(recorder="shadow")) as trace:
+        trace.enter("", "build")
+        trace.allocation(1, 60 * MIB)
+        trace.free(1)
+        trace.leave("", "build")
+        trace.enter("decoder", "forward", 0, 0)
+        trace.allocation(2, 30 * MIB)
+        trace.leave("decoder", "forward", 0, 0)
+    found = replay(read_trace(tmp_path / "step.trace"), AllocatorSettings())
+    assert (found.peak_first_iteration, found.peak) == (60 * MIB, 60 * MIB)
+    assert found.peak_at == "creation of the model"
+
+
 def test_the_timeline_covers_the_last_iteration(tmp_path: Path) -> None:
     write_step(tmp_path / "step.trace")
     points = replay(read_trace(tmp_path / "step.trace"), AllocatorSettings()).timeline.points
