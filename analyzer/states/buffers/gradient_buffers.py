@@ -8,6 +8,7 @@ optimizer there is a parameter buffer of the same elements in `parameter_dtype`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
@@ -76,13 +77,17 @@ class Buffer:
     buckets: tuple[Bucket, ...]
     gathers_through_gradients: bool = False
     """Parameters are gathered in 16 bit through the gradient buffer and have no buffer (`--reuse-grad-buf-for-mxfp8-param-ag`)."""
-    separate_bytes: int = 0
-    """Bytes of the parameters in the allocations that the model creates, from which the distributed optimizer moves them here."""
 
     @property
     def numel(self) -> int:
         """Allocated elements."""
         return sum(bucket.numel for bucket in self.buckets)
+
+    @property
+    def separate_bytes(self) -> int:
+        """Bytes of the parameters where the model creates them, one by one, before the distributed optimizer moves them here."""
+        counts = Counter(size for bucket in self.buckets for size in bucket.sizes)
+        return sum(count * round_up(dtype_bytes(self.parameter_dtype, size), BLOCK) for size, count in counts.items())
 
 
 def bucket_size(job: TrainingJob, *, pipeline_rank: int, chunk: int, rank_numel: int) -> int | None:
@@ -122,18 +127,8 @@ def chunk_buffers(job: TrainingJob, runs: Sequence[ParameterRun], *, bucket_size
             group=group,
             buckets=_buckets(job, members, group_size=reduction_size(job.parallel, group), bucket_size=bucket_size),
             gathers_through_gradients=mxfp8 and stored == "uint8",
-            separate_bytes=separate_bytes(stored, members),
         )
         for (group, stored, gradient_dtype), members in _by_kind(_grouping(job), runs)
-    )
-
-
-def separate_bytes(dtype: str, runs: Sequence[ParameterRun]) -> int:
-    """Bytes of parameters that are allocated one by one in this dtype, in blocks of PyTorch's allocator."""
-    return sum(
-        run.times * each.pieces * round_up(dtype_bytes(dtype, each.numel // each.pieces), BLOCK)
-        for run in runs
-        for each in run.parameters
     )
 
 

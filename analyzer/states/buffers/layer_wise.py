@@ -21,7 +21,7 @@ from analyzer.specs import TrainingJob
 from analyzer.states.buffers.gradient_buffers import PARAMETER_ALIGNMENT, Bucket, Buffer, bucket_divisor, bucket_size, chunk_buffers
 from analyzer.states.buffers.matrices import OptimizerParameter, chunk_parameters
 from analyzer.states.buffers.parameter_order import ParameterRun, numel_of
-from analyzer.units import BLOCK, dtype_bytes, round_up
+from analyzer.units import round_up
 
 PADDING_FLOOR: Final = 0.9
 """A bucket stays open until it has this fraction of the elements of its largest matrix times the number of replicas."""
@@ -54,10 +54,7 @@ def aligned_buffers(job: TrainingJob, stage: StageModel) -> tuple[tuple[Buffer, 
                 parameter_dtype=job.precision.parameters,
                 gradient_dtype="fp32" if job.precision.gradients == "fp32" else job.precision.parameters,
                 group=group,
-                buckets=(buckets := tuple(shards.bucket for shards in _sharded(job, chunk, tree, group=group, size=size))),
-                separate_bytes=sum(
-                    round_up(dtype_bytes(job.precision.parameters, numel), BLOCK) for bucket in buckets for numel in bucket.sizes
-                ),
+                buckets=tuple(shards.bucket for shards in _sharded(job, chunk, tree, group=group, size=size)),
             )
             for group in _groups(job)
         ]
