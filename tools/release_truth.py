@@ -38,6 +38,8 @@ _C: Final = "megatron/core"
 _T: Final = "transformer_engine/pytorch"
 CORE: Final = {
     "attention_in_batches": Line("apply_rope_fusion and qkv_format ==", _C, since="0.5.0"),
+    "concatenates_rotated_samples": Line(r"for x in torch\.split\(t, seqlens\)", f"{_C}/models/common/embeddings", since="0.5.0"),
+    "writes_rotated_samples": Line(r"output\.narrow\(0, output_offset", f"{_C}/models/common/embeddings"),
     "first_angles_stay": Line(
         "self.forward.cache_clear()", f"{_C}/models/common/embeddings/yarn_rotary_pos_embedding.py", False, True
     ),
@@ -100,6 +102,7 @@ CORE: Final = {
     "flops_of_depths": Line(r"vocab_size \* \(1 \+ mtp_num_layers\)", "megatron/training/training.py"),
 }
 ENGINE: Final = {
+    "reorders_each_sample": Line("reorder_seq_chunks_after_a2a_before_attn_thd", _T),
     "norms_save_views": Line(r"inputmat = inp\.view", f"{_T}/module/layernorm.py"),
     "general_gemm": Line("^def general_gemm", _T),
     "has_get_workspace": Line("^def get_workspace", f"{_T}/module/base.py"),

@@ -13,7 +13,7 @@ from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.kernels.seconds import kernel_seconds
 from analyzer.time.pass_work import chunk_work
-from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryBound, Precision
+from analyzer.time.work.kernels import Attention, Gemm, GpuKernel, HostLoop, Kernel, MemoryBound, Precision
 
 MIB: Final = 2**20
 TINY: Final = MemoryBound("residual add", 6 * 1024)
@@ -75,7 +75,7 @@ def _memory_bound() -> list[Item]:
 
 def kernels_of_launch(job: TrainingJob, speed: SpeedSpec, rates: Efficiencies) -> list[Item]:
     """The kernels of one microbatch on all stages, as they can be measured, each once: those with the longest total time first."""
-    seconds: Counter[Kernel] = Counter()
+    seconds: Counter[GpuKernel] = Counter()
     for stage in stage_models(job):
         for tree in stage.trees:
             work = chunk_work(job, tree)
@@ -85,13 +85,15 @@ def kernels_of_launch(job: TrainingJob, speed: SpeedSpec, rates: Efficiencies) -
     return [kernel for kernel, _ in seconds.most_common()]
 
 
-def measurable(kernel: Kernel) -> Kernel | None:
+def measurable(kernel: Kernel) -> GpuKernel | None:
     """The kernel that is measured in place of a kernel of a launch; None for one without work, scans and convolutions.
 
     Attention is measured with as many keys as queries and the full causal mask, also for windows and context parallelism. Weight
     gradients of quantized layers are measured without the addition to the buffer, and sizes of quantized GEMMs are rounded up to
     multiples of 16. Bytes of memory-bound kernels are rounded to powers of two, because their time depends on little else.
     """
+    if isinstance(kernel, HostLoop):
+        return None
     if isinstance(kernel, Gemm):
         if 0 in (kernel.m, kernel.n, kernel.k):
             return None

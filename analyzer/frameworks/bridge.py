@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, frozen_parts, kind_of, unknown_fields
+from analyzer.frameworks.bridge_defaults import release_of_fields, with_defaults
 from analyzer.frameworks.bridge_gemma import check_packing, read_gemma
 from analyzer.frameworks.bridge_vision import PROVIDERS, read_vision
 from analyzer.frameworks.containers import TARGET, Tree, from_yaml
@@ -187,7 +188,7 @@ def own_words(config: Tree) -> MegatronWords:
     vision = read_vision(model)
     frozen = frozen_parts(model, "model")
     gemma = read_gemma(vision.model)
-    model = _flat(gemma.model)
+    model = with_defaults(_flat(gemma.model))
     data_parallel = natural(str(config.get("data_parallel_size")))
     found = Words()
     precision = _mixed_precision(config)
@@ -218,6 +219,7 @@ def own_words(config: Tree) -> MegatronWords:
         withheld=found.withheld(),
         tuning=tuning,
         parts=ModelParts(vision=vision.weights).joined(gemma.parts),
+        release=release_of_fields(model),
     )
 
 

@@ -38,7 +38,7 @@ from analyzer.launch.software import check_software, container_of
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
 from analyzer.specs.adapters import AdapterLayers, AdapterMethod
-from analyzer.specs.fine_tuning import ALL_PARAMETERS
+from analyzer.specs.fine_tuning import ALL_PARAMETERS, TYPICAL_SAMPLE
 from analyzer.specs.rules import Violation, violations
 
 if TYPE_CHECKING:
@@ -292,16 +292,17 @@ def _layout_words(job: TrainingJob) -> list[str]:
 
 
 def _sample_length(launch: LaunchInput, job: TrainingJob) -> int | None:
-    """Tokens of packed samples. Raises InputError if a sequence is shorter."""
+    """Tokens of packed samples; None if a sequence is one sample. Raises InputError if a sequence is shorter."""
     tuning, sequence = launch.arguments.tuning, job.batch.seq_length
     length = tuning.sample_length
     if length is None:
-        if tuning.packed:
-            launch.assume(
-                f"Samples are packed into sequences of {sequence} tokens. The time of attention is that of one sample of this "
-                f"length, an upper bound. {SAMPLE_LENGTH} gives the length of a sample."
-            )
-        return None
+        if not tuning.packed or sequence <= TYPICAL_SAMPLE:
+            return None
+        launch.assume(
+            f"Packed samples of {TYPICAL_SAMPLE} tokens are assumed, as of instruction data. The time of attention and of what the "
+            f"host does for each sample depends on it. {SAMPLE_LENGTH} gives the length of a sample."
+        )
+        return TYPICAL_SAMPLE
     if length > sequence:
         raise InputError(SAMPLE_LENGTH, f"{length} is above the sequence length of {sequence}", f"use at most {sequence}")
     launch.assume(

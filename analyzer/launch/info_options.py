@@ -304,7 +304,7 @@ OPTIONS: Final[dict[str, InfoOption]] = {
         "", "with --info-lora and sequence parallelism: gather inputs of adapters again in the backward, do not keep them", flag
     ),
     "sample_length": InfoOption(
-        "N", "tokens of each sample packed into a sequence: sum of their squares / sum of lengths (default: one sample)", integer(1)
+        "N", "tokens of each sample packed into a sequence: sum of their squares / sum of lengths (default: 512)", integer(1)
     ),
     "launch": InfoOption("", "start the training if the launch fits (not with a script)", flag),
     "megatron": InfoOption("VERSION", "Megatron-LM release such as 0.16.1 or 2023, or a checkout, whose parser is executed", word),

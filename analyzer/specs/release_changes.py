@@ -49,6 +49,11 @@ class CoreBehavior(Behavior):
     # attention and layers
     attention_in_batches: bool = _during(until="0.14")
     """After the fused rotation, attention is computed in [b, s, a, d] (`TEDotProductAttention.forward`)."""
+    concatenates_rotated_samples: bool = _during(until="0.15")
+    """Unfused RoPE rotates each sample of a packed sequence, and concatenates them (`_apply_rotary_pos_emb_thd`, models/common/
+    embeddings/rope_utils.py)."""
+    writes_rotated_samples: bool = _during(since="0.19", until="0.20")
+    """It does so again, and copies each to its place in the output. In between and later it rotates all samples at once."""
     first_angles_stay: bool = _during(until="0.16")
     """With YaRN, the cached frequencies of RoPE stay allocated after its tables were computed (`MultiLatentAttention`)."""
     saves_original_input: bool = _during(since="0.14")
@@ -209,6 +214,10 @@ class EngineBehavior(Behavior):
 
     attention_in_batches: bool = _during(since="0.14")
     """Its attention reads tensors in [b, s, a, d], so that Megatron passes them after a fused rotation."""
+    reorders_each_sample: bool = _during(since="2.10", until="2.18")
+    """Context parallelism with `--cp-comm-type a2a` computes the positions of each packed sample with operations of its own, whose
+    ends the host reads from the GPU (`reorder_seq_chunks_after_a2a_before_attn_thd`,
+    attention/dot_product_attention/context_parallel.py). Later and earlier releases do not."""
     norms_save_views: bool = _during(until="1.13")
     """Norms save a view of their input where later ones save a contiguous copy."""
     general_gemm: bool = _during(since="2.0")

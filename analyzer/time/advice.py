@@ -7,6 +7,8 @@ from typing import Final
 
 from analyzer.specs import TrainingJob
 from analyzer.time.iteration import IterationTime
+from analyzer.time.work.context import work_context
+from analyzer.time.work.packed_samples import loops_over_samples
 
 NAMES: Final = {
     "gemm": "GEMMs",
@@ -72,6 +74,8 @@ def _remedy(job: TrainingJob, time: IterationTime, part: str) -> str:
     if part == "exposed_dp":
         return _overlap(job) or "More microbatches per iteration reduce its share."
     if part == "host":
+        if loops := loops_over_samples(work_context(job)):
+            return " ".join(loops)
         return "" if job.graphs is not None else "CUDA graphs (--cuda-graph-impl) or a larger micro-batch reduce it."
     return ""
 

@@ -89,6 +89,10 @@ class Efficiencies:
     """Share of a message between pipeline stages that delays its receiver, if messages overlap (interleaved schedules)."""
     host_call: float
     """Seconds of the host for one operation of a module."""
+    host_operation: float
+    """The same for a small operation of PyTorch in a loop over the samples of a packed sequence."""
+    host_read: float
+    """Seconds until the host has read a value from a GPU that has no other work."""
     host_sync: float
     """Seconds for which the GPU idles when the host waits for it."""
     graph_call: float

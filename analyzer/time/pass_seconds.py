@@ -12,7 +12,7 @@ from analyzer.time.kernels.seconds import kernel_seconds
 from analyzer.time.links import span_of
 from analyzer.time.message_seconds import message_seconds
 from analyzer.time.pass_work import Message, PassWork
-from analyzer.time.work.kernels import Attention, Gemm
+from analyzer.time.work.kernels import Attention, Gemm, HostLoop
 
 
 class PassSeconds(NamedTuple):
@@ -122,7 +122,13 @@ def sum_of_runs(runs: Sequence[tuple[Run, int]]) -> Run:
 def pass_run(job: TrainingJob, work: PassWork, speed: SpeedSpec, rates: Efficiencies) -> Run:
     """The run of a pass. Hidden messages slow the kernels that run at the same time; this counts to the part of the message."""
     kernels = [0.0, 0.0, 0.0]
+    issue = rates.host_call * (work.calls + rates.graph_call * work.graph_calls)
+    waits = rates.host_sync * work.synchronizations
     for kernel, count in work.kernels:
+        if isinstance(kernel, HostLoop):
+            seconds = count * kernel_seconds(kernel, speed, rates)
+            issue, waits = (issue, waits + seconds) if kernel.reads else (issue + seconds, waits)
+            continue
         place = 0 if isinstance(kernel, Gemm) else 1 if isinstance(kernel, Attention) else 2
         kernels[place] += count * kernel_seconds(kernel, speed, rates)
     shown = {"tp": 0.0, "cp": 0.0, "ep": 0.0}
@@ -134,5 +140,4 @@ def pass_run(job: TrainingJob, work: PassWork, speed: SpeedSpec, rates: Efficien
         else:
             shown[message.part] += count * shown_seconds(message, seconds, job.parallel.tensor, speed, rates)
     device = PassSeconds(kernels[0], kernels[1], kernels[2], shown["tp"], shown["cp"], shown["ep"])
-    issue = rates.host_call * (work.calls + rates.graph_call * work.graph_calls)
-    return Run(device, issue, rates.host_sync * work.synchronizations, exchange)
+    return Run(device, issue, waits, exchange)

@@ -122,6 +122,25 @@ def test_packed_sequences_have_their_size(folder: Path) -> None:
     assert found.batch.seq_length == 8192
 
 
+def test_fields_that_are_left_out_have_the_defaults_of_the_provider(folder: Path) -> None:
+    """`GPTModelProvider` (models/gpt_provider.py) and `TransformerConfig`, whose fusions are off; Megatron-LM's options are on."""
+    left_out = job(folder, "config.yaml", *WORLD).model
+    assert (left_out.rope_fusion, left_out.bias_activation_fusion, left_out.bias_dropout_fusion) == (False, False, False)
+    assert left_out.cross_entropy == "native"
+    fused = job(folder, "config.yaml", "model.apply_rope_fusion=true", "model.bias_activation_fusion=true", *WORLD).model
+    assert (fused.rope_fusion, fused.bias_activation_fusion, fused.bias_dropout_fusion) == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("field", "release"),
+    [("", "0.16.1"), ("use_mup", "0.17.1"), ("moe_paged_stash", "0.18.2"), ("mtp_detach_heads", "0.19.0")],
+)
+def test_the_newest_field_shows_the_release_of_megatron_core(folder: Path, field: str, release: str) -> None:
+    """Fields of `TransformerConfig` by release (core/transformer/transformer_config.py). A dump has all of them."""
+    more = [f"model.{field}=false"] if field else []
+    assert job(folder, "config.yaml", *more, *WORLD).megatron == release
+
+
 def test_adapters_are_named(folder: Path) -> None:
     peft = "peft={_target_: megatron.bridge.peft.lora.VLMLoRA, dim: 16, alpha: 32, target_modules: [linear_qkv]}"
     found = job(folder, "config.yaml", peft, *WORLD)

@@ -28,6 +28,8 @@ def ideal(**changes: float) -> Efficiencies:
         "attention_half_width",
         "nvlink_few",
         "host_call",
+        "host_operation",
+        "host_read",
         "host_sync",
         "graph_call",
         "iteration",

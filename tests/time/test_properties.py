@@ -33,7 +33,7 @@ COSTS = frozenset(
         *("gemm_half_depth", "gemm_half_rows", "gemm_traffic", "accumulation", "kernel_gap"),
         *("attention_half_sequence", "attention_half_width", "attention_waves"),
         *("latency", "latency_rank", "nvlink_few", "tp_backward_exposed", "ep_overlap_exposed", "slowdown", "p2p_exposed"),
-        *("host_call", "host_sync", "graph_call", "iteration"),
+        *("host_call", "host_operation", "host_read", "host_sync", "graph_call", "iteration"),
     }
 )
 """Constants that are costs: a smaller value is faster. The others are shares of a speed, of which a larger one is faster."""
@@ -78,7 +78,7 @@ def test_the_parts_add_up(launch: Launch) -> None:
 def rates_of(inputs: TimeInputs, host: bool) -> Efficiencies:
     """The shipped efficiencies. Without `host`, its work takes no time: random models are small, so that most wait for it."""
     rates = efficiencies_of(inputs.speed)
-    return rates if host else replace(rates, host_call=0.0, host_sync=0.0, iteration=0.0)
+    return rates if host else replace(rates, host_call=0.0, host_operation=0.0, host_read=0.0, host_sync=0.0, iteration=0.0)
 
 
 @FEW

@@ -14,7 +14,7 @@ from typing import Final
 from analyzer.specs.speed import SpeedSpec
 from analyzer.time.efficiencies import Efficiencies
 from analyzer.time.kernels.tables import least_residual, residual
-from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryKind, Precision
+from analyzer.time.work.kernels import Attention, Gemm, HostLoop, Kernel, MemoryKind, Precision
 from analyzer.units import round_up
 
 TILES: Final = ((256, 256, 1.0), (256, 128, 0.98), (128, 128, 0.92), (128, 64, 0.8), (64, 64, 0.65))
@@ -28,7 +28,9 @@ ATTENTION_TILE: Final = 128
 
 
 def kernel_seconds(kernel: Kernel, speed: SpeedSpec, rates: Efficiencies) -> float:
-    """Seconds of a kernel."""
+    """Seconds of a kernel, or of a loop of the host."""
+    if isinstance(kernel, HostLoop):
+        return kernel.operations * rates.host_operation + kernel.reads * rates.host_read
     if isinstance(kernel, Gemm):
         return gemm_seconds(kernel, speed, rates)
     if isinstance(kernel, Attention):

@@ -13,10 +13,11 @@ from analyzer.specs import ModelSpec
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryBound, Work
 from analyzer.time.work.linear import joined
+from analyzer.time.work.packed_samples import ROTATION_LOOP, reordering, rotation_loop
 
 ROTATION: Final = "rotation"
 COPIES: Final = "copies of queries, keys and values"
-OUTSIDE_CHECKPOINT: Final = frozenset({ROTATION, COPIES})
+OUTSIDE_CHECKPOINT: Final = frozenset({ROTATION, ROTATION_LOOP, COPIES})
 """Kernels that `--recompute-modules core_attn` does not repeat: they run before the checkpoint."""
 INDEX_ATTENTION: Final = "attention scores of the indexer loss"
 INDEX_SOFTMAX: Final = "softmax of these scores"
@@ -29,7 +30,8 @@ def attention_kernel(context: WorkContext) -> Work:
     """Fused attention, or the batched GEMMs and the softmax of unfused attention."""
     unfused = context.inputs.model.attention_backend == "unfused"
     before = rotation_of_latents(context) if context.inputs.model.mla is not None else joined(_rotation(context), _copies(context))
-    return joined(before, _unfused(context) if unfused else _fused(context))
+    attention = _unfused(context) if unfused else joined(reordering(context), _fused(context))
+    return joined(rotation_loop(context), before, attention)
 
 
 def attended_pairs(model: ModelSpec, *, queries: int, keys: int, causal_mask: bool = True) -> float:

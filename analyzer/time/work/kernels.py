@@ -89,7 +89,23 @@ class MemoryBound(NamedTuple):
     """Kernels, which the host issues one by one."""
 
 
-Kernel = Gemm | Attention | MemoryBound
+class HostLoop(NamedTuple):
+    """Small operations that the host issues for each packed sample. The GPU runs each faster than the host issues it."""
+
+    name: str
+    operations: float
+    """Operations of PyTorch that launch a kernel."""
+    reads: float = 0.0
+    """Values that the host reads from the GPU in between, so that the GPU has no other work then."""
+
+    @property
+    def launches(self) -> int:
+        """None of those that are counted with the modules (`Efficiencies.host_call`)."""
+        return 0
+
+
+GpuKernel = Gemm | Attention | MemoryBound
+Kernel = GpuKernel | HostLoop
 
 
 class Work(NamedTuple):
@@ -105,5 +121,5 @@ NO_WORK: Final = Work()
 
 
 def flops(kernels: tuple[Kernel, ...]) -> float:
-    """Floating-point operations of GEMMs and attention. Those of memory-bound kernels are not counted."""
-    return sum(kernel.flops for kernel in kernels if not isinstance(kernel, MemoryBound))
+    """Floating-point operations of GEMMs and attention. Those of other kernels are not counted."""
+    return sum(kernel.flops for kernel in kernels if isinstance(kernel, Gemm | Attention))

@@ -105,13 +105,13 @@ def test_packed_samples_attend_to_themselves() -> None:
     assert attended_pairs(model, queries=4096, keys=8192) == 4 * 1024 * 1024 / 2
 
 
-def test_the_length_of_samples_is_stated_or_an_upper_bound() -> None:
+def test_the_length_of_samples_is_stated_or_assumed() -> None:
     line = "--nproc-per-node 8 --tuner_type full --packing true --model Qwen/Qwen3-8B --max_length 8192 --info-gpu B200"
-    whole, samples = (analyze([*line.split(), *more], environ={}) for more in ([], ["--info-sample-length", "512"]))
+    whole, samples = (analyze([*line.split(), *more], environ={}) for more in (["--info-sample-length", "8192"], []))
     assert whole.time is not None
     assert samples.time is not None
     assert samples.time.iteration_seconds < whole.time.iteration_seconds
     assert samples.ranks[0].memory == whole.ranks[0].memory
-    assert any("an upper bound" in each for each in whole.job.assumptions)
+    assert any("Packed samples of 512 tokens are assumed" in each for each in samples.job.assumptions)
     with pytest.raises(InputError, match="9000 is above the sequence length of 8192"):
         analyze([*line.split(), "--info-sample-length", "9000"], environ={})
