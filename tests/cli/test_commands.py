@@ -112,6 +112,9 @@ def test_two_launches_are_compared(tmp_path: Path) -> None:
     changed.write_text(Path(SCRIPT).read_text().replace("--global-batch-size 128", "--global-batch-size 256"))
     assert "--global-batch-size 256" in changed.read_text()
     outcome = run("compare", SCRIPT, str(changed), "--gpu", "H100-80GB")
+    assert "Memory of the highest-memory rank" not in outcome.out, "the report of the second launch is one line"
+    whole = run("compare", SCRIPT, str(changed), "--gpu", "H100-80GB", "--detail", "summary")
+    assert "Memory of the highest-memory rank" in whole.out
     assert outcome.status == 0
     report = tmp_path / "old.json"
     run(SCRIPT, "--info-gpu", "H100-80GB", "--info-json", str(report))

@@ -96,7 +96,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "compare": Command(
         "What changes from one launch, or its JSON report, to another?",
-        (),
+        ("--info-detail", "line"),
         ("detail", "html"),
         "old.sh new.sh --gpu H100-80GB",
         target="two launches",
