@@ -321,8 +321,9 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
     adapter = bridge_adapter(given, "policy.megatron_cfg.peft")
     settings = {key: value for key, value in config.items() if key != "freeze_config"}
     frozen = frozen_parts({**table(config, "freeze_config"), **settings}, "policy.megatron_cfg")
+    packed = is_true(get(tree, "policy.sequence_packing.enabled", False))
     if method in ("sft", ""):
-        return FineTuning(adapter=adapter, frozen=frozen)
+        return FineTuning(adapter=adapter, frozen=frozen, packed=packed)
     if method in ("dpo", "rm"):
         # the reference model is in host memory, and takes the place of the trained one before the update
         reference = (Phase(name="reference", weights="swapped"),) if method == "dpo" else ()
@@ -333,6 +334,7 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
             frozen=frozen,
             phases=reference,
             sequences_per_sample=2,
+            packed=packed,
         )
     phases = [*_phases(tree)] if method != "distillation" else [*_rollout(tree), _teacher(tree)]
     if method == "ppo":
