@@ -28,7 +28,10 @@ class ModuleTime(NamedTuple):
 
 
 def module_time(job: TrainingJob, module: Module, speed: SpeedSpec, rates: Efficiencies) -> ModuleTime:
-    """Seconds of the kernels of a module and of its messages that no kernel hides, without waits for the host."""
+    """Seconds of the kernels of a module, of its loops over packed samples, and of its messages that no kernel hides.
+
+    Other waits for the host are not counted.
+    """
     program = operations(module)
     forward, some = _sum(job, program.forward, speed, rates)
     backward, more = _sum(job, program.backward, speed, rates)
