@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from analyzer.launch.launchers.world import World
+
+
+class Batch(NamedTuple):
+    """The options of the sequence length and the batch sizes of a launch, and the assumptions about them."""
+
+    words: list[str]
+    notes: list[str]
+    longest_sample: int | None = None
+    """Tokens of the longest sample of a packed microbatch."""
 
 
 def replicas_of(world: World, *sizes: int) -> int:
@@ -13,10 +24,8 @@ def replicas_of(world: World, *sizes: int) -> int:
     return max(count, 1)
 
 
-def packed_batch(
-    tokens: int, setting: str, *, samples: int, length: int, replicas: int, multiple: int = 1
-) -> tuple[list[str], list[str]]:
-    """The words for microbatches of one sequence with `tokens` tokens, and the assumption about them.
+def packed_batch(tokens: int, setting: str, *, samples: int, length: int, replicas: int, multiple: int = 1) -> Batch:
+    """Microbatches of one sequence with `tokens` tokens.
 
     `samples` sequences of the longest `length` fill them. With shorter sequences there are fewer, and the time is shorter; the
     memory depends on their number only if it is below that of the pipeline stages. Their number is rounded up to a `multiple`:
@@ -28,4 +37,4 @@ def packed_batch(
         f"length, {length} tokens, are {count} microbatches of each replica."
     )
     words = ["--seq-length", str(tokens), "--micro-batch-size", "1", "--global-batch-size", str(count * replicas)]
-    return words, [note]
+    return Batch(words, [note], length)

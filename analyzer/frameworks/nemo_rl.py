@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, bridge_vision, frozen_parts
-from analyzer.frameworks.batches import packed_batch, replicas_of
+from analyzer.frameworks.batches import Batch, packed_batch, replicas_of
 from analyzer.frameworks.models import NamedModel, named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
@@ -135,7 +135,7 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         raise InputError("policy.precision", f"{precision!r} is not known", f"use one of {', '.join(_DTYPES)}")
     found.words += _DTYPES[precision]
     world, about = _world(tree)
-    batch, notes = _batch(policy, world, pairs=method in ("dpo", "rm"))
+    batch, notes, longest = _batch(policy, world, pairs=method in ("dpo", "rm"))
     found.words += batch
     found.words += _UNPADDED
     ignored = _READ | _NO_EFFECT
@@ -159,7 +159,7 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         statements=tuple(_statements(tree, found)),
         unknown=tuple(found.unknown),
         withheld=_withheld(method, found),
-        tuning=replace(_tuning(tree, method), vision=_vision(config)),
+        tuning=replace(_tuning(tree, method), vision=_vision(config), longest_sample=longest),
         parts=ModelParts(builder=NEMO_RL),
         release=_OF_HYBRIDS if model.letters else None,
     )
@@ -182,7 +182,7 @@ def _withheld(method: str, found: Words) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _batch(policy: Tree, world: World, *, pairs: bool) -> tuple[list[str], list[str]]:
+def _batch(policy: Tree, world: World, *, pairs: bool) -> Batch:
     """Sequence length and batch sizes, and assumptions about them. `pairs`: a sample has two sequences."""
     length = _count(policy, "max_total_sequence_length")
     micro, samples = _count(policy, "train_micro_batch_size"), _count(policy, "train_global_batch_size")
@@ -193,11 +193,12 @@ def _batch(policy: Tree, world: World, *, pairs: bool) -> tuple[list[str], list[
         if is_true(get(policy, f"{packing}.enabled", False)):
             setting = f"policy.{packing}.train_mb_tokens"
             tokens = _count(policy, f"{packing}.train_mb_tokens", length * micro)
-            words, notes = packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas)
-            return [*words, _UNMASKED], notes
+            batch = packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas)
+            longest = batch.longest_sample if packing == "sequence_packing" else None
+            return batch._replace(words=[*batch.words, _UNMASKED], longest_sample=longest)
     note = f"Sequences are assumed to have {length} tokens, from policy.max_total_sequence_length."
     note += " A sample is two sequences." if pairs else ""
-    return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
+    return Batch(["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note])
 
 
 def _count(policy: Tree, key: str, default: int | None = None) -> int:
@@ -321,9 +322,8 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
     adapter = bridge_adapter(given, "policy.megatron_cfg.peft")
     settings = {key: value for key, value in config.items() if key != "freeze_config"}
     frozen = frozen_parts({**table(config, "freeze_config"), **settings}, "policy.megatron_cfg")
-    packed = is_true(get(tree, "policy.sequence_packing.enabled", False))
     if method in ("sft", ""):
-        return FineTuning(adapter=adapter, frozen=frozen, packed=packed)
+        return FineTuning(adapter=adapter, frozen=frozen)
     if method in ("dpo", "rm"):
         # the reference model is in host memory, and takes the place of the trained one before the update
         reference = (Phase(name="reference", weights="swapped"),) if method == "dpo" else ()
@@ -334,7 +334,6 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
             frozen=frozen,
             phases=reference,
             sequences_per_sample=2,
-            packed=packed,
         )
     phases = [*_phases(tree)] if method != "distillation" else [*_rollout(tree), _teacher(tree)]
     if method == "ppo":

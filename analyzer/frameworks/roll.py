@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.frameworks.batches import packed_batch, replicas_of
+from analyzer.frameworks.batches import Batch, packed_batch, replicas_of
 from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
@@ -119,7 +119,7 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
     found.words += _pipeline(config)
     reduced = is_true(config.get("accumulate_allreduce_grads_in_fp32"))
     found.words.append("--accumulate-allreduce-grads-in-fp32" if reduced else "--grad-reduce-in-bf16")
-    batch, notes = _batch(tree, worker, role, config, world)
+    batch, notes, longest = _batch(tree, worker, role, config, world)
     found.words += batch
     tuning = _tuning(tree, role, worker)
     return MegatronWords(
@@ -130,7 +130,7 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
         statements=found.statements(),
         unknown=tuple(found.unknown),
         withheld=tuple(_withheld(found, tuning)),
-        tuning=replace(tuning, vision=_vision(worker, role)),
+        tuning=replace(tuning, vision=_vision(worker, role), longest_sample=longest),
     )
 
 
@@ -199,7 +199,7 @@ def _devices(text: str) -> list[int]:
     return listed if end == len(text) else []
 
 
-def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> tuple[list[str], list[str]]:
+def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> Batch:
     """Sequence length and batch sizes, and assumptions about them."""
     length = natural(str(tree.get("sequence_length")))
     if not length:
@@ -215,9 +215,11 @@ def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> t
     tokens, setting = _packing(worker, role, micro * length)
     if tokens:
         stages = pipeline if config.get("virtual_pipeline_model_parallel_size") else 1
-        return packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas, multiple=stages)
+        batch = packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas, multiple=stages)
+        padded = is_true(worker.get("use_dynamic_batching_in_train"))
+        return batch._replace(longest_sample=None) if padded else batch
     note = f"Sequences are assumed to have {length} tokens, the longest of the configuration."
-    return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
+    return Batch(["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note])
 
 
 def _count(worker: Tree, key: str, role: str) -> int:

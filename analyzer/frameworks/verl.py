@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_vision, dtype_name, is_regathered, settings_of_adapter
-from analyzer.frameworks.batches import packed_batch, replicas_of
+from analyzer.frameworks.batches import Batch, packed_batch, replicas_of
 from analyzer.frameworks.models import NamedModel, named_model
 from analyzer.frameworks.options import Fields, Words
 from analyzer.frameworks.prepare import Input, Output
@@ -135,9 +135,9 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
     model = named_model(f"{names.model}path", path, folder=folder)
     configured = _configured(settings, names)
     world = World(_count(settings, "trainer.nnodes", 1), _count(settings, "trainer.n_gpus_per_node", 8))
-    batch, notes = _batch(settings, world) if names is _OF_ACTOR else _batch_of_tuning(settings, world)
+    batch, notes, longest = _batch(settings, world) if names is _OF_ACTOR else _batch_of_tuning(settings, world)
     what = "its actor" if names is _OF_ACTOR else "supervised fine-tuning"
-    tuning = replace(_tuning(settings, names), vision=_vision(settings, names))
+    tuning = replace(_tuning(settings, names), vision=_vision(settings, names), longest_sample=longest)
     if names is _OF_ACTOR and _has_critic(settings):
         critic, about = _critic(settings, folder, world)
         tuning, notes = replace(tuning, phases=(*tuning.phases, critic)), [*notes, *about]
@@ -197,7 +197,7 @@ def _critic(settings: Mapping[str, str], folder: Path, world: World) -> tuple[Ph
     samples = _count(settings, "critic.ppo_mini_batch_size", _count(settings, f"{_ACTOR}ppo_mini_batch_size", 256))
     samples *= _count(settings, "actor_rollout_ref.rollout.n", 1)
     tokens = (_count(settings, setting, 32768), setting)
-    batch, notes = _packed(settings, _OF_CRITIC.engine, world, tokens, (samples, _length(settings)))
+    batch, notes, longest = _packed(settings, _OF_CRITIC.engine, world, tokens, (samples, _length(settings)))
     configured = _configured(settings, _OF_CRITIC)
     found = FineTuning(
         objective="reinforcement",
@@ -206,6 +206,7 @@ def _critic(settings: Mapping[str, str], folder: Path, world: World) -> tuple[Ph
         head_outputs=1,
         value_head=True,
         vision=_vision(settings, _OF_CRITIC),
+        longest_sample=longest,
     )
     training = OtherTraining(
         words=_words(settings, _OF_CRITIC, model, (*configured.words, *batch)), tuning=found, moved=_moved(settings, _OF_CRITIC)
@@ -421,7 +422,7 @@ def _length(settings: Mapping[str, str]) -> int:
     return _count(settings, "data.max_prompt_length", 512) + _count(settings, "data.max_response_length", 512)
 
 
-def _batch(settings: Mapping[str, str], world: World) -> tuple[list[str], list[str]]:
+def _batch(settings: Mapping[str, str], world: World) -> Batch:
     """Sequence length and batch sizes of the actor, and the assumptions about them."""
     length = _length(settings)
     samples = _count(settings, f"{_ACTOR}ppo_mini_batch_size", 256) * _count(settings, "actor_rollout_ref.rollout.n", 1)
@@ -430,12 +431,10 @@ def _batch(settings: Mapping[str, str], world: World) -> tuple[list[str], list[s
         return _packed(settings, f"{_ACTOR}megatron.", world, (_count(settings, setting, 16384), setting), (samples, length))
     micro = _count(settings, f"{_ACTOR}ppo_micro_batch_size_per_gpu", 1)
     note = f"Sequences are assumed to have {length} tokens, the longest prompt and response."
-    return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
+    return Batch(["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note])
 
 
-def _packed(
-    settings: Mapping[str, str], engine: str, world: World, packed: tuple[int, str], batch: tuple[int, int]
-) -> tuple[list[str], list[str]]:
+def _packed(settings: Mapping[str, str], engine: str, world: World, packed: tuple[int, str], batch: tuple[int, int]) -> Batch:
     """Packed microbatches. `packed`: tokens of a context-parallel rank, and their setting. `batch`: samples, and their length."""
     tensor, pipeline, context = (_count(settings, f"{engine}{name}", 1) for name in _MODEL_PARALLEL)
     interleaved = settings.get(f"{engine}virtual_pipeline_model_parallel_size", "null") not in _OFF
@@ -449,7 +448,7 @@ def _packed(
     )
 
 
-def _batch_of_tuning(settings: Mapping[str, str], world: World) -> tuple[list[str], list[str]]:
+def _batch_of_tuning(settings: Mapping[str, str], world: World) -> Batch:
     """Sequence length and batch sizes of supervised fine-tuning, and the assumptions about them."""
     length, samples = _count(settings, "data.max_length", 1024), _count(settings, "data.train_batch_size", 256)
     if settings.get("data.use_dynamic_bsz", "True") == "True":
@@ -457,7 +456,7 @@ def _batch_of_tuning(settings: Mapping[str, str], world: World) -> tuple[list[st
         return _packed(settings, "engine.", world, (_count(settings, setting, 8192), setting), (samples, length))
     micro = _count(settings, "data.micro_batch_size_per_gpu", 4)
     note = f"Sequences are assumed to have {length} tokens, from data.max_length."
-    return ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note]
+    return Batch(["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note])
 
 
 def _not_counted(settings: Mapping[str, str], names: _Names) -> Iterator[str]:

@@ -295,6 +295,8 @@ def _sample_length(launch: LaunchInput, job: TrainingJob) -> int | None:
     """Tokens of packed samples; None if a sequence is one sample. Raises InputError if a sequence is shorter."""
     tuning, sequence = launch.arguments.tuning, job.batch.seq_length
     length = tuning.sample_length
+    if length is None and tuning.longest_sample is not None:
+        return tuning.longest_sample if tuning.longest_sample < sequence else None
     if length is None:
         if not tuning.packed or sequence <= TYPICAL_SAMPLE:
             return None

@@ -163,6 +163,8 @@ class FineTuning:
     """How the vision part of a model is held and trained; None for a launch that builds the language model only."""
     packed: bool = False
     """Whether several samples are packed into a sequence, which attend to themselves only."""
+    longest_sample: int | None = None
+    """Tokens of the longest sample of a packed microbatch whose number of samples is counted with it; None for other batches."""
     sample_length: int | None = None
     """Tokens of each of them; None if the launch does not tell."""
     token_score: bool = False

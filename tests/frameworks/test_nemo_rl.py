@@ -117,11 +117,13 @@ def test_gpus_of_a_separate_rollout_do_not_train(folder: Path) -> None:
     assert not next(phase for phase in found.tuning.phases if phase.name == "rollout").on_same_gpus
 
 
-def test_only_packed_samples_of_instruction_data_are_assumed_to_be_short(folder: Path) -> None:
-    write(folder, {"sft.yaml": RECIPE.replace("../base.yaml", "base.yaml") + "sft: {max_num_epochs: 1}\n"})
-    assert job(folder, "sft.yaml", "~grpo").model.sample_length == 512
-    assert job(folder, "sft.yaml", "~grpo", "policy.sequence_packing.enabled=false").model.sample_length is None
-    assert job(folder, "recipes/llama.yaml").model.sample_length is None, "responses of GRPO have any length"
+def test_packed_samples_are_the_longest_that_their_number_is_counted_with(folder: Path) -> None:
+    """The global batch fills microbatches with samples of 4,096 tokens, which attend to themselves."""
+    packed = ("policy.sequence_packing.train_mb_tokens=16384",)
+    assert job(folder, "recipes/llama.yaml", *packed).model.sample_length == 4096
+    assert job(folder, "recipes/llama.yaml", *packed, "--info-sample-length", "512").model.sample_length == 512
+    padded = ("policy.sequence_packing.enabled=false", "policy.dynamic_batching={enabled: true, train_mb_tokens: 16384}")
+    assert job(folder, "recipes/llama.yaml", *padded).model.sample_length is None
 
 
 def test_samples_of_dpo_are_two_sequences(folder: Path) -> None:

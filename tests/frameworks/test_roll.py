@@ -95,16 +95,17 @@ def test_the_script_names_folder_and_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "tokens", "microbatches"),
+    ("key", "tokens", "microbatches", "sample"),
     [
-        ("actor_train.use_sequence_packing=true", 2 * 6144, 16),
-        ("actor_train={use_dynamic_batching_in_train: true, max_tokens_per_microbatch_in_train: 8192}", 8192, 24),
+        ("actor_train.use_sequence_packing=true", 2 * 6144, 16, 6144),
+        ("actor_train={use_dynamic_batching_in_train: true, max_tokens_per_microbatch_in_train: 8192}", 8192, 24, None),
     ],
 )
-def test_packed_microbatches_are_one_sequence(folder: Path, key: str, tokens: int, microbatches: int) -> None:
+def test_packed_microbatches_are_one_sequence(folder: Path, key: str, tokens: int, microbatches: int, sample: int | None) -> None:
     """128 samples of 6144 tokens fill the microbatches of 4 replicas."""
     found = job(folder, "examples/rlvr/config.yaml", key)
     assert batch(found) == (1, 4 * microbatches, tokens)
+    assert found.model.sample_length == sample
 
 
 def test_dpo_doubles_the_batch(folder: Path) -> None:

@@ -54,6 +54,9 @@ def test_a_dynamic_batch_is_one_sequence_of_all_its_tokens() -> None:
     """verl packs up to ppo_max_token_len_per_gpu tokens for each context-parallel rank."""
     job = job_of("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192")
     assert (job.batch.micro_batch_size, job.batch.seq_length) == (1, 16384)
+    longest = ("data.max_prompt_length=1024", "data.max_response_length=3072")
+    packed = job_of("actor_rollout_ref.actor.use_dynamic_bsz=True", *longest)
+    assert packed.model.sample_length == 4096, "samples attend to themselves, and are counted with the longest length"
 
 
 def test_what_is_not_counted_is_stated() -> None:
