@@ -19,6 +19,8 @@ _BARE: Final = re.compile(r"\$\(\((.*?)\)\)(?!\))")
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _HYDRA: Final = re.compile(r"(?<![\w.])\+{0,2}([A-Za-z_]\w*(?:\.\w+)*)=(\"[^\"]*\"|'[^']*'|[^\s\"')]*)")
 _TRUE: Final = ("true", "True")
+_COUNTED: Final = ("slime_plugins.models.qwen3_5", "slime_plugins.models.glm5.glm5")
+"""Plugins of slime that build the modules of the model class of transformers."""
 
 
 def _lines(path: Path, folder: Path) -> Iterator[str]:
@@ -186,7 +188,7 @@ def slime(path: Path, checkout: Path) -> Values:
     elif "micro_batch_size" in given:
         found.micro = _whole(given, "micro_batch_size")
     found.uneven = any(name.startswith("decoder_") and name.endswith("_layers") for name in given)
-    found.own_layers = given.get("spec", "").startswith("slime_plugins")
+    found.own_layers = given.get("spec", "").startswith("slime_plugins") and not given["spec"].startswith(_COUNTED)
     named = config_of(given.get("hf_checkpoint"))
     same = named is not None and (named[1].get("num_hidden_layers"), named[1].get("hidden_size")) == (found.layers, found.hidden)
     if named is not None and same and "mtp_num_layers" not in given and not any("only_train" in name for name in given):

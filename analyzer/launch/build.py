@@ -137,7 +137,7 @@ def _build(
         tuning=arguments.tuning,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
     )
-    return _checked(launch, _with_adapters(launch, _with_variant(launch, job)))
+    return _checked(launch, _with_adapters(launch, _with_plugin(launch, _with_variant(launch, job))))
 
 
 def _checked(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
@@ -159,6 +159,20 @@ def _with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     from analyzer.launch.derive.model.variants import with_variant  # imported for such launches only
 
     return with_variant(launch, job)
+
+
+def _with_plugin(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
+    """The job with the weights of a plugin in its attention."""
+    plugin = launch.arguments.parts.plugin
+    if plugin is None:
+        return job
+    count = sum(plugin.layers)
+    said = f"The weights of the {plugin.described} of {plugin.plugin} are counted in {count} of {len(plugin.layers)} layers."
+    launch.assume(said)
+    job = replace(job, model=replace(job.model, plugin=plugin))
+    if plugin.estimated:
+        return replace(job, withheld=(*job.withheld, plugin.reason))
+    return replace(job, not_counted=(*job.not_counted, plugin.reason))
 
 
 _FRAMEWORKS: Final[dict[AdapterLayers, str]] = {"megatron": "Megatron-Bridge", "transformer_engine": "ms-swift"}

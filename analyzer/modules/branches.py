@@ -9,7 +9,12 @@ from analyzer.specs import AttentionKind
 
 def fuses_norm(shapes: Shapes, kind: AttentionKind) -> bool:
     """Whether the norm before attention is part of its first projection: with Transformer Engine, except latent attention."""
-    return fuses_norms(shapes) and kind != "latent"
+    return fuses_norms(shapes) and not is_latent(shapes, kind)
+
+
+def is_latent(shapes: Shapes, kind: AttentionKind) -> bool:
+    """Whether the attention is multi-latent, with or without modules of a plugin."""
+    return kind == "latent" or (kind == "plugin" and shapes.model.mla is not None)
 
 
 def fuses_norms(shapes: Shapes) -> bool:
@@ -29,6 +34,11 @@ def attention_branch(shapes: Shapes, kind: AttentionKind, *, fused_norm: bool, i
         from analyzer.modules.attention.latent_attention import latent_attention
 
         return latent_attention(shapes)
+    if kind == "plugin":
+        from analyzer.modules.attention.plugin_attention import with_plugin
+
+        own = attention_branch(shapes, shapes.model.full_attention, fused_norm=fused_norm, input_shares=input_shares)
+        return with_plugin(shapes, own)
     if kind == "gated_delta_net":
         from analyzer.modules.attention.gated_delta_net import gated_delta_net
 

@@ -18,6 +18,8 @@ class Kernels(Enum):
     """The module launches none, or those of its children, or its time is neglected."""
     OF_IMAGES = auto()
     """Those for images of which the launch does not tell the size. They are not counted."""
+    OF_PLUGINS = auto()
+    """Those of attention that a plugin builds. They are not counted."""
     LINEAR = auto()
     FEED_FORWARD = auto()
     """A linear layer, of each local expert in a MoE layer."""
@@ -138,6 +140,8 @@ class ModuleKind(Enum):
     CLASS_TOKENS = _without_gemms(Kernels.COPIES)
     VISION_WEIGHTS = _without_gemms(Kernels.OF_IMAGES)
     """The weights of a vision part whose activations are not counted."""
+    PLUGIN_WEIGHTS = _without_gemms(Kernels.OF_PLUGINS)
+    """The weights of attention that a plugin builds, whose activations are not counted."""
     VISION_INPUT = _without_gemms(Kernels.COPIES)
     """The tokens of a vision encoder with positions, as its first layer reads them."""
     VISION_OUTPUT = _without_gemms(Kernels.COPIES)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from analyzer.modules.branches import attention_branch, biased_output, fuses_norm, fuses_norms, mixer_branch, moe_branch
+from analyzer.modules.branches import attention_branch, biased_output, fuses_norm, fuses_norms, is_latent, mixer_branch, moe_branch
 from analyzer.modules.checkpoints import moe_checkpoint_leftovers
 from analyzer.modules.dropout import bias_dropout_add
 from analyzer.modules.inputs import ExpertInputs, LayerInputs, ModuleInputs
@@ -178,7 +178,7 @@ def _attention_with_norm(
         branch = _attention_branch(inputs, kind, fused, input_shares if fused else "")
     biased = biased_output(shapes, kind) and extent != "linear"
     addition = bias_dropout_add(shapes, "self_attn_bda", ModuleKind.ATTENTION_ADD, biased=biased)
-    referenced = shapes.referenced_norm_output if kind == "latent" else ()
+    referenced = shapes.referenced_norm_output if is_latent(shapes, kind) else ()
     if referenced:
         addition = replace(addition, forward_workspace=(*addition.forward_workspace, *referenced))
     return (*norm, branch, addition)

@@ -9,6 +9,7 @@ from analyzer.specs.adapters import AdapterSpec
 from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.moe import MoeSpec
+from analyzer.specs.plugin import PluginLayers
 from analyzer.specs.vision_part import VisionWeight
 
 Family = Literal["gpt", "bert", "t5", "llava", "mimo"]
@@ -32,7 +33,7 @@ Branch = Literal["full", "linear", "none", "mamba"]
 """A branch of a layer: complete, replaced by one linear layer, omitted, or (instead of attention) a Mamba mixer."""
 
 
-AttentionKind = Literal["plain", "latent", "gated_delta_net"]
+AttentionKind = Literal["plain", "latent", "gated_delta_net", "plugin"]
 """The attention of a layer: with queries, keys and values of each token, multi-latent, or linear."""
 
 
@@ -315,6 +316,8 @@ class ModelSpec:
     linear_attention: LinearAttentionSpec | None = None
     sparse_attention: SparseAttentionSpec | None = None
     """Set if multi-latent attention is sparse in every layer."""
+    plugin: PluginLayers | None = None
+    """Set if a plugin builds the attention of some layers, or adds modules to it."""
     output_gate: bool = False
     """The output of attention is multiplied by a gate that the query/key/value projection computes too
     (`--attention-output-gate`). Linear attention has a gate in any case."""
@@ -363,6 +366,8 @@ class ModelSpec:
 
     def attention_of(self, layer: int) -> AttentionKind:
         """The attention of a decoder layer, counted from 0."""
+        if self.plugin is not None and self.plugin.layers[layer]:
+            return "plugin"
         linear = self.linear_attention is not None and self.linear_attention.layers[layer]
         return "gated_delta_net" if linear else self.full_attention
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
 
+from analyzer.specs.plugin import PluginLayers
+
 VisionHolder = Literal["ms-swift", "Megatron-Bridge", "mbridge", "ROLL"]
 """The library that builds the vision part beside the language model."""
 VISION_TYPES: Final = (
@@ -96,13 +98,18 @@ class ModelParts:
     """The weights of its parts for images and sound; None if it has none, or its configuration is not read."""
     variant: Variant | None = None
     """The model whose modules it has; None for a model of Megatron-LM."""
+    plugin: PluginLayers | None = None
+    """The weights of a plugin in its attention, if they are known."""
     builder: str = ""
     """The library or framework that builds the model; empty if a fork of Megatron-LM does, or none is named."""
 
     def joined(self, other: ModelParts) -> ModelParts:
         """These, with what `other` has and these lack."""
         return ModelParts(
-            vision=self.vision or other.vision, variant=self.variant or other.variant, builder=self.builder or other.builder
+            vision=self.vision or other.vision,
+            variant=self.variant or other.variant,
+            plugin=self.plugin or other.plugin,
+            builder=self.builder or other.builder,
         )
 
 

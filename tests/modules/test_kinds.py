@@ -22,6 +22,7 @@ from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Module, Parameter
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
+from analyzer.specs.plugin import PluginLayers
 from analyzer.specs.vision_part import VisionWeight
 from analyzer.time.work.context import work_context
 from analyzer.time.work.kernels import Gemm
@@ -97,6 +98,10 @@ def test_the_layouts_have_modules_of_every_kind() -> None:
     images = VisionWeight(name="weight", shape=(8, 8))
     job = job_of_layout("lora, engine")
     found |= {module.kind for module in modules_of(replace(job, model=replace(job.model, vision_weights=(images,))))}
+    plugin = PluginLayers(
+        plugin="", described="", layers=(True,) * 99, weights=(("w", (8,)),), replaces=True, summed=False, estimated=False
+    )
+    found |= {module.kind for module in modules_of(replace(job, model=replace(job.model, plugin=plugin)))}
     assert found == set(ModuleKind)
 
 

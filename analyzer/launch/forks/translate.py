@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from analyzer.errors import UnsupportedError
-from analyzer.launch.forks import experts, sizes, swift, vocabulary
+from analyzer.launch.forks import experts, plugins, sizes, swift, vocabulary
 from analyzer.launch.forks.fork_table import ForkOption, ForkTable, ForkValue, load_fork_options, megatron_flag, other_spelling
 from analyzer.launch.forks.guess import rank_forks
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
@@ -118,6 +118,8 @@ def _value(flag: str, values: Sequence[str], launch: LaunchOptions, table: ForkT
     words = (flag, row.replacement) if row.replacement else ()
     if row.effect == "not counted":
         return Reading(words=words, warnings=(f"{flag} {_shown(row, values[0])}: {row.note}.",), dropped=(flag,))
+    if flag == plugins.SPEC and plugins.plugin_layers(launch) is not None:  # `with_plugin` says what is not counted
+        return Reading(dropped=(flag,))
     if row.effect == "withheld":
         return Reading(words=words, withheld=(f"{flag} {_shown(row, values[0])} {row.note}",), dropped=(flag,))
     if row.effect == "none" or not words or (flag == "--tokenizer-type" and launch.has("--pad-vocab-size-to")):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from analyzer.launch.forks.launch_options import LaunchOptions
+from analyzer.launch.forks.plugins import plugin_layers
 from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.fine_tuning import (
     ALL_PARAMETERS,
@@ -22,7 +23,7 @@ from analyzer.specs.fine_tuning import (
     StatePart,
 )
 from analyzer.specs.freezing import FreezeSpec
-from analyzer.specs.vision_part import SECTIONS, ModelParts, VisionTraining
+from analyzer.specs.vision_part import NO_PARTS, SECTIONS, ModelParts, VisionTraining
 from analyzer.units import MIB, natural, share_of
 
 SWIFT: Final = "ms-swift"
@@ -63,9 +64,12 @@ def tuning_of(launch: LaunchOptions, key: str | None) -> FineTuning:
 
 
 def parts_of(launch: LaunchOptions, key: str | None) -> ModelParts:
-    """What options of the fork say of the model: norms after attention and FFN in slime's layers, of which Megatron-LM has none."""
+    """What options of the fork say of the model that those of Megatron-LM do not: slime's norms after attention and FFN, and its
+    plugins."""
     norms = ("--post-self-attn-layernorm", "--post-mlp-layernorm")
-    return ModelParts(variant="GLM-4" if key == SLIME and all(launch.has(flag) for flag in norms) else None)
+    if key != SLIME:
+        return NO_PARTS
+    return ModelParts(variant="GLM-4" if all(launch.has(flag) for flag in norms) else None, plugin=plugin_layers(launch))
 
 
 def _of_swift(launch: LaunchOptions) -> FineTuning:

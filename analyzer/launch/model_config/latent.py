@@ -53,6 +53,21 @@ def deepseek_sparse(config: Configuration) -> MegatronModel:
     return replace(model, options=(*plain, ("--no-rope-fusion",), *options))
 
 
+def index_layers(config: Configuration) -> tuple[bool, ...]:
+    """For each layer of a model with sparse attention, whether it has an indexer, or uses the keys that a layer before it chose.
+
+    `GlmMoeDsaConfig.__post_init__` of transformers 5.24.0; `is_dsa_skip_topk_layer` of megatron-core 0.19.0 is the same rule.
+    """
+    count, kinds = config.integer("num_hidden_layers"), config.get("indexer_types")
+    if isinstance(kinds, list):
+        if len(kinds) != count:
+            raise config.not_expressible(f"{len(kinds)} indexer_types for {count} layers")
+        return tuple(kind == "full" for kind in kinds)
+    every, offset = config.integer("index_topk_freq", 1), config.optional("index_skip_topk_offset")
+    first = 2 if "index_skip_topk_offset" not in config.values else offset or 0
+    return tuple(max(layer - first, 0) % every == 0 for layer in range(1, count + 1))
+
+
 def _deepseek(config: Configuration, *, router: list[Option]) -> MegatronModel:
     if config.flag("attention_bias", False):
         raise config.not_expressible("biases in its multi-latent attention")

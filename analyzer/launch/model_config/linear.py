@@ -110,13 +110,24 @@ def _linear_attention(config: Configuration) -> list[Option]:
 
 def _frequency(config: Configuration) -> str:
     """N if every N-th layer has full attention, otherwise a list."""
-    count, every = config.integer("num_hidden_layers"), config.integer("full_attention_interval", _INTERVAL)
-    kinds = config.get("layer_types")
-    if not isinstance(kinds, list):
+    every = config.integer("full_attention_interval", _INTERVAL)
+    if not isinstance(config.get("layer_types"), list):
         return str(every)
+    linear = linear_layers(config)
+    every = linear.index(False) + 1 if not all(linear) else every
+    return str(every) if linear == _periodic(len(linear), every) else pattern(linear)
+
+
+def linear_layers(config: Configuration) -> tuple[bool, ...]:
+    """For each layer, whether its attention is linear."""
+    count, kinds = config.integer("num_hidden_layers"), config.get("layer_types")
+    if not isinstance(kinds, list):
+        return _periodic(count, config.integer("full_attention_interval", _INTERVAL))
     if len(kinds) != count:
         raise config.not_expressible(f"{len(kinds)} layer_types for {count} layers")
-    linear = tuple(kind == _LINEAR for kind in kinds)
-    every = linear.index(False) + 1 if not all(linear) else every
-    periodic = linear == tuple(layer % every != 0 for layer in range(1, count + 1))
-    return str(every) if periodic else pattern(linear)
+    return tuple(kind == _LINEAR for kind in kinds)
+
+
+def _periodic(count: int, every: int) -> tuple[bool, ...]:
+    """All but every N-th layer."""
+    return tuple(layer % every != 0 for layer in range(1, count + 1))

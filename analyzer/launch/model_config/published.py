@@ -80,6 +80,13 @@ def published_model(reference: str) -> str | None:
     return None if wanted is None else names[wanted]
 
 
+def published_configuration(reference: str) -> Configuration | None:
+    """The configuration of the model that `published_model` finds; None if there is none."""
+    names = dict(_names())
+    wanted = _catalogued(reference, names)
+    return None if wanted is None else Configuration(names[wanted][1], names[wanted][0])
+
+
 def _catalogued(reference: str, names: Container[str]) -> str | None:
     """The one of `names`, which are in lower case, that `reference` stands for."""
     part = reference.strip("/").lower()

@@ -79,7 +79,8 @@ def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
     if fp8 is not None:
         first, last = fp8.layers_at_start_in_16_bit, last - fp8.layers_at_end_in_16_bit
     windowed = with_other_kernel(model)
-    if moe is None and not windowed and not model.blocks and fp8 is None and model.linear_attention is None:
+    differ = moe is not None or windowed or model.blocks or fp8 is not None or model.linear_attention is not None
+    if not differ and model.plugin is None:
         return ((LayerKind(), model.num_layers),)
     kinds = (
         LayerKind(

@@ -186,6 +186,7 @@ def _weight_norm(module: Module, context: WorkContext) -> Work:
 FORMULAS: Final[dict[Kernels, Callable[[Module, WorkContext], Work]]] = {
     Kernels.NONE: _none,
     Kernels.OF_IMAGES: _none,
+    Kernels.OF_PLUGINS: _none,
     Kernels.LINEAR: linear,
     Kernels.FEED_FORWARD: _feed_forward,
     Kernels.NORM: elementwise.standalone_norm,
