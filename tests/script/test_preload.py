@@ -121,12 +121,13 @@ PYTHON = {
 }
 PROCESSES = {
     "sleep 30 & P=$!; kill $P; wait $P; echo $?": "143",
+    "for I in $(seq 200); do sleep 2 & P=$!; kill $P; wait $P; test $? = 143 || echo lost; done; echo ended": "ended",
     "kill -9 $VICTIM; echo $?; kill -0 $VICTIM && echo alive; kill -9 -- -$VICTIM; kill -9 -1; echo $?": "0\nalive\n0",
     "kill 999999 2> /dev/null || echo none": "none",
     "dash -c 'kill -9 $VICTIM'; perl -e 'print kill 9, $ENV{VICTIM}'; env kill -STOP $VICTIM": "1",
     'python3 -c "import os; os.kill($VICTIM, 9); os.killpg($VICTIM, 15); os.kill(os.getpid(), 0)"; echo $?': "0",
     "(sleep 50 & sleep 50 & wait) & sleep 0.2; kill -9 -1; sleep 0.1; pgrep -x -P $$ sleep; timeout 0.2 sleep 5; echo $?": "124",
-    "renice -n 19 -p $VICTIM > /dev/null; ps -o ni= -p $VICTIM": "0",
+    "B=$(ps -o ni= -p $VICTIM); renice -n 19 -p $VICTIM > /dev/null; test \"$B\" = \"$(ps -o ni= -p $VICTIM)\" && echo same": "same",
 }
 NETWORK = {
     "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); s.accept()[0].send(b'x');"

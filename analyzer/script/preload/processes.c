@@ -22,35 +22,61 @@
 
 #define VARIABLE "INFO_SCRIPT_FOLDER="
 
+// Whether the environment of a process names the run, or cannot be read: it is empty while the process starts a program.
+typedef enum { OTHER, OF_RUN, EMPTY } owner;
+
 // Searches the environment of a process in pieces, each of which starts with the end of the one before it.
-static bool names_run(int descriptor) {
+static owner owner_of(int descriptor) {
   char wanted[PATH_MAX + 32], buffer[3 * PATH_MAX];
   size_t length = (size_t)snprintf(wanted, sizeof wanted, VARIABLE "%s", run_folder) + 1;
   size_t used = 1;
+  owner found = EMPTY;
   buffer[0] = '\0';
   for (ssize_t size; (size = KERNEL(SYS_read, descriptor, buffer + used, sizeof buffer - used)) > 0;) {
     used += (size_t)size;
+    found = OTHER;
     for (char* each = buffer; (each = memchr(each, '\0', (size_t)(buffer + used - each))) != NULL;) {
       each++;
-      if ((size_t)(buffer + used - each) >= length && memcmp(each, wanted, length) == 0) return true;
+      if ((size_t)(buffer + used - each) >= length && memcmp(each, wanted, length) == 0) return OF_RUN;
     }
     size_t kept = used < length ? used : length;
     memmove(buffer, buffer + used - kept, kept);
     used = kept;
   }
-  return false;
+  return found;
+}
+
+// Opens a file of a process in /proc; -1 if there is none.
+static int open_of(pid_t process, const char* name) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%ld/%s", (long)process, name);
+  return (int)KERNEL(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+}
+
+// The process that started another one; 0 if it is not known.
+static pid_t parent_of(pid_t process) {
+  char text[512];
+  int descriptor = open_of(process, "stat");
+  if (descriptor < 0) return 0;
+  ssize_t size = KERNEL(SYS_read, descriptor, text, sizeof text - 1);
+  KERNEL(SYS_close, descriptor);
+  text[size > 0 ? size : 0] = '\0';
+  const char* name = strrchr(text, ')');  // after it: a space, the state, a space and the parent
+  return name != NULL && strlen(name) > 4 ? (pid_t)strtol(name + 4, NULL, 10) : 0;
 }
 
 bool is_of_run(pid_t process) {
-  char path[64];
-  if (process == getpid()) return true;
   int before = errno;
-  snprintf(path, sizeof path, "/proc/%ld/environ", (long)process);
-  int descriptor = (int)KERNEL(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
-  bool found = descriptor >= 0 && names_run(descriptor);
-  if (descriptor >= 0) KERNEL(SYS_close, descriptor);
+  owner found = EMPTY;
+  while (process > 1 && process != getpid()) {
+    int descriptor = open_of(process, "environ");
+    found = descriptor < 0 ? OTHER : owner_of(descriptor);
+    if (descriptor >= 0) KERNEL(SYS_close, descriptor);
+    if (found != EMPTY) break;
+    process = parent_of(process);  // a process that starts a program is of the run if its parent is
+  }
   errno = before;
-  return found;
+  return found == OF_RUN || process == getpid();
 }
 
 static pid_t group_of(pid_t process) {
