@@ -18,9 +18,15 @@ Records = list[dict[str, Any]]
 
 def predicted(record: dict[str, Any]) -> float:
     """Seconds of an iteration."""
-    words = ["--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), "pretrain_gpt.py", *record["argv"]]
-    found = analyzer.analyze(words, gpu=record["gpu"], environ=record.get("env", {}), folder="/nowhere").time
-    assert found is not None, record["id"]
+    words = ("--nnodes", str(record["nodes"]), "--nproc-per-node", str(record["gpus_per_node"]), "pretrain_gpt.py", *record["argv"])
+    return seconds_of(words, record["gpu"], tuple(record.get("env", {}).items()))
+
+
+@cache
+def seconds_of(words: tuple[str, ...], gpu: str, environ: tuple[tuple[str, str], ...]) -> float:
+    """Seconds of an iteration of a launch, of which there can be several records."""
+    found = analyzer.analyze(words, gpu=gpu, environ=dict(environ), folder="/nowhere").time
+    assert found is not None, words
     return found.iteration_seconds
 
 
