@@ -18,6 +18,20 @@ class Fault(NamedTuple):
 
 FAULTS: Final = (
     Fault(
+        "no indexer in MTP layers",
+        "analyzer/launch/derive/model/plugin.py",
+        "in_mtp=True,",
+        "in_mtp=False,",
+        "tests/specs/test_sparse_attention_rules.py::test_layers_with_an_indexer",
+    ),
+    Fault(
+        "linear attention of a plugin beside that of the model",
+        "analyzer/launch/forks/plugins.py",
+        "replaces=True,",
+        "replaces=False,",
+        "tests/launch/forks/test_plugins.py::test_the_parameters_are_those_of_the_model",
+    ),
+    Fault(
         "packed sequences without rounding",
         "analyzer/modules/attention/cudnn.py",
         "return max(fewest, 1 << (value - 1).bit_length())",
@@ -415,7 +429,7 @@ FAULTS: Final = (
     ),
     Fault(
         "the loss counted in the first stage",
-        "analyzer/layout/stages.py",
+        "analyzer/specs/stage_sizes.py",
         "counts[-1] -= split.account_for_loss",
         "counts[0] -= split.account_for_loss",
         "tests/layout/test_stages.py::test_chunks_are_those_of_megatron",

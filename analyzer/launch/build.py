@@ -162,17 +162,12 @@ def _with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
 
 
 def _with_plugin(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
-    """The job with the weights of a plugin in its attention."""
-    plugin = launch.arguments.parts.plugin
-    if plugin is None:
+    """The job with weights in its attention whose activations are not modelled, if it has some."""
+    if launch.arguments.parts.plugin is None and launch.arguments.get("experimental_attention_variant") != "dsa":
         return job
-    count = sum(plugin.layers)
-    said = f"The weights of the {plugin.described} of {plugin.plugin} are counted in {count} of {len(plugin.layers)} layers."
-    launch.assume(said)
-    job = replace(job, model=replace(job.model, plugin=plugin))
-    if plugin.estimated:
-        return replace(job, withheld=(*job.withheld, plugin.reason))
-    return replace(job, not_counted=(*job.not_counted, plugin.reason))
+    from analyzer.launch.derive.model.plugin import with_plugin  # imported for such launches only
+
+    return with_plugin(launch, job)
 
 
 _FRAMEWORKS: Final[dict[AdapterLayers, str]] = {"megatron": "Megatron-Bridge", "transformer_engine": "ms-swift"}

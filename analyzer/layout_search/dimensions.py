@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
 from analyzer.launch.derive.recompute import MODULES
-from analyzer.layout.stages import layers_of_stages
 from analyzer.layout_search.options import OF_RECOMPUTE
 from analyzer.layout_search.overlaps import FUSIONS, OVERLAPS, Setting, suits_split, with_overlaps
 from analyzer.layout_search.problem import Changes, Jobs, Problem
@@ -41,6 +40,7 @@ from analyzer.specs import PipelineSpec
 from analyzer.specs.option_names import flag_of
 from analyzer.specs.release import is_before
 from analyzer.specs.release_changes import core_failures
+from analyzer.specs.stage_sizes import layers_of_stages
 from analyzer.units import ceil_div
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.launch.derive.model.hybrid import Pattern, pattern_dest, read_pattern
 from analyzer.launch.derive.reading import since
-from analyzer.layout.stages import layers_of_stages
 from analyzer.layout_search.space import Layout, Recompute, Split, Stages
 from analyzer.specs import ParallelSpec, PipelineSpec
 from analyzer.specs.option_names import flag_of
+from analyzer.specs.stage_sizes import layers_of_stages
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from analyzer.layout.data_parallel import reduction_size
-from analyzer.layout.stages import layers_of_stages, mtp_stage
+from analyzer.layout.stages import mtp_stage
 from analyzer.memory.chunk_memory import ChunkFigures, chunk_figures
 from analyzer.memory.collector import collector_paused
 from analyzer.memory.device_overhead import SEGMENT, outside_allocator_bytes
@@ -35,6 +35,7 @@ from analyzer.program.chunks import Block
 from analyzer.program.schedule.references import Kind, Message
 from analyzer.specs import TrainingJob
 from analyzer.specs.release import is_before
+from analyzer.specs.stage_sizes import layers_of_stages
 from analyzer.states.adam import copies_gradients, step_tensors_of_torch
 from analyzer.states.buffers.parameter_order import sum_of_parameters, trained_numel
 from analyzer.states.bytes_per_parameter import FP32, bytes_per_parameter

@@ -1,4 +1,4 @@
-"""Attention that a plugin of a framework builds, or adds modules to."""
+"""Attention of which the weights are counted, and not the activations: that of a plugin, or with indexers of core 0.19."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class PluginLayers:
-    """The weights of a plugin in the attention of some layers. Every tensor-parallel rank has each of them in full."""
+    """Weights in the attention of some layers. Every tensor-parallel rank has each of them in full."""
 
     plugin: str
-    """Its module in Python."""
+    """What has them: a module of a plugin, or a class of Megatron-LM."""
     described: str
     """What has these weights, for a sentence, such as `indexers`."""
     layers: tuple[bool, ...]
@@ -21,13 +21,17 @@ class PluginLayers:
     """They are all of the attention of these layers. Otherwise they are beside the attention of the model."""
     summed: bool
     """Under sequence parallelism their gradients are summed over tensor-parallel ranks: each rank computes those of its tokens."""
-    estimated: bool
-    """The attention of the model computes otherwise in the plugin, so what is counted of it may be too high or too low."""
+    counted_as: str = ""
+    """Whose activations are counted in place of those of the attention, too high or too low; empty if `replaces`."""
+    in_mtp: bool = False
+    """MTP layers have them too."""
+    shares_keys: bool = False
+    """The other layers use the keys that the last layer with these weights chose, which must be in the same pipeline stage."""
 
     @property
     def reason(self) -> str:
         """What is not counted, a fragment of a sentence."""
-        if self.estimated:
-            counted = f"the activations of attention in {self.plugin} are counted as those of Megatron-LM"
-            return f"{counted}, without its {self.described}"
+        if self.counted_as:
+            counted = f"the memory and the time of {self.plugin} are counted as {self.counted_as}"
+            return f"{counted}, without those of its {self.described}"
         return f"the activations and the time of the {self.described} of {self.plugin} are not counted"

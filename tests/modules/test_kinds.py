@@ -98,9 +98,7 @@ def test_the_layouts_have_modules_of_every_kind() -> None:
     images = VisionWeight(name="weight", shape=(8, 8))
     job = job_of_layout("lora, engine")
     found |= {module.kind for module in modules_of(replace(job, model=replace(job.model, vision_weights=(images,))))}
-    plugin = PluginLayers(
-        plugin="", described="", layers=(True,) * 99, weights=(("w", (8,)),), replaces=True, summed=False, estimated=False
-    )
+    plugin = PluginLayers(plugin="", described="", layers=(True,) * 99, weights=(("w", (8,)),), replaces=True, summed=False)
     found |= {module.kind for module in modules_of(replace(job, model=replace(job.model, plugin=plugin)))}
     assert found == set(ModuleKind)
 

@@ -46,8 +46,10 @@ def test_releases_that_build_no_layers_with_it(release: str) -> None:
 
 
 def test_later_kernels_are_not_modelled() -> None:
-    with pytest.raises(UnsupportedError, match="and later is not modelled"):
-        job_of(SPARSE, release="0.19.0")
+    """Core 0.19 has other modules and kernels: the weights are counted, and there is no verdict."""
+    job = job_of(f"{SPARSE} --disable-bias-linear", release="0.19.0")
+    assert "DSAttention of Megatron-LM are counted as those of dense multi-latent attention" in job.withheld[0]
+    assert job.model.sparse_attention is None
 
 
 def test_parameters_of_the_indexer() -> None:
@@ -56,3 +58,54 @@ def test_parameters_of_the_indexer() -> None:
     model = job_of(SPARSE, release="0.18.2").model
     of_layer = 4 * 64 * 192 + 64 * model.hidden_size + 2 * 64 + 4 * model.hidden_size
     assert with_indexer.parameters_unpadded - without.parameters_unpadded == model.num_layers * of_layer
+
+
+LATER = f"{SPARSE} --disable-bias-linear --swiglu --num-layers 8"
+SHARED = f"{LATER} --dsa-indexer-topk-freq 4 --dsa-indexer-skip-topk-offset 3"
+
+
+def _indexers(options: str) -> int:
+    """The weights of 0.19 beyond those of latent attention, in units of an indexer."""
+    job = job_of(options, release="0.19.0")
+    latent = job_of(f"{LATENT} --disable-bias-linear --swiglu --num-layers 8", release="0.19.0")
+    mtp = job_of(f"{LATENT} --disable-bias-linear --swiglu --num-layers 8 --mtp-num-layers 1", release="0.19.0")
+    without = mtp if job.model.mtp_num_layers else latent
+    of_layer = 4 * 64 * 192 + 64 * job.model.hidden_size + 2 * 64 + 4 * job.model.hidden_size
+    more = predict(job).parameters_unpadded - predict(without).parameters_unpadded
+    assert more % of_layer == 0
+    return more // of_layer
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [(LATER, 8), (SHARED, 4), (f"{LATER} --dsa-indexer-topk-freq 4", 2), (f"{SHARED} --mtp-num-layers 1", 5)],
+)
+def test_layers_with_an_indexer(options: str, count: int) -> None:
+    """`is_dsa_skip_topk_layer` of 0.19.0: layers 1, 2, 3 and 7; 1 and 5. The number of the layer in an MTP layer is 1."""
+    assert _indexers(options) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (f"{SHARED} --pipeline-model-parallel-size 2", "a stage begins with layer 5, which uses the keys that layer 3 of another"),
+        (f"{LATER} --context-parallel-size 2", "--cp-comm-type: context parallelism of dsa gathers the keys"),
+        (SPARSE, "add --disable-bias-linear"),
+        (LATER.replace("--no-rope-fusion", ""), "RoPE fusion is not supported with dsa"),
+    ],
+)
+def test_refused_by_later_releases(options: str, part: str) -> None:
+    """`TransformerConfig.__post_init__` and `_validate_dsa_index_share_pipeline_split` of 0.19.0."""
+    with pytest.raises(InputError, match=part):
+        job_of(options, release="0.19.0")
+
+
+def test_stages_that_begin_with_an_indexer_and_gathered_keys_are_accepted() -> None:
+    options = f"{SHARED} --pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 6 --context-parallel-size 2"
+    assert job_of(f"{options} --cp-comm-type all_gather", release="0.19.0").parallel.context == 2
+
+
+def test_sparse_layers_of_hybrids_need_an_earlier_release() -> None:
+    options = f"{SIZES} --dsa-indexer-loss-coeff 0.01 --q-lora-rank 192 --kv-lora-rank 64 --no-rope-fusion --disable-bias-linear"
+    with pytest.raises(UnsupportedError, match="of hybrids in core"):
+        job_of(f"{options} --hybrid-layer-pattern MD-D", release="0.19.0")

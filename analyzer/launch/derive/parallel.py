@@ -74,6 +74,8 @@ def _context_communication(launch: LaunchInput, *, context: int) -> tuple[str, i
     value = arguments.get("cp_comm_type")
     types = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else ["p2p"]
     named = option(arguments, "cp_comm_type")
+    if arguments.get("experimental_attention_variant") == "dsa":  # whose check ignores underscores (`TransformerConfig`, 0.19)
+        types = ["all_gather" if each == "allgather" else each for each in types]
     if context == 1:  # Megatron reads it only for several context-parallel ranks
         types = [each for each in types if each in CP_COMM_TYPES] or ["p2p"]
     for each in types:

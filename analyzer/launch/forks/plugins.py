@@ -55,7 +55,8 @@ def _indexers(plugin: str, config: Configuration) -> PluginLayers | None:
         ),
         replaces=False,
         summed=True,
-        estimated=True,
+        counted_as="those of dense multi-latent attention",
+        shares_keys=not all(index_layers(config)),
     )
 
 
@@ -83,5 +84,4 @@ def _delta_nets(plugin: str, config: Configuration) -> PluginLayers | None:
         ),
         replaces=True,
         summed=False,
-        estimated=False,
     )

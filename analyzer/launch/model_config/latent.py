@@ -33,14 +33,14 @@ def deepseek_v3(config: Configuration) -> MegatronModel:
 
 def deepseek_sparse(config: Configuration) -> MegatronModel:
     """DeepSeek-V3.2 and GLM-5: an indexer chooses the keys of each query. Megatron-LM needs a coefficient for its loss."""
-    kinds = config.get("indexer_types")
-    if isinstance(kinds, list) and any(kind != "full" for kind in kinds):
-        raise config.not_expressible("layers that use the keys that another layer chose")
     if not config.values.get("mlp_layer_types"):
         config = Configuration({"first_k_dense_replace": 3, **config.values}, config.name)
     without_mtp = Configuration({**config.values, "num_nextn_predict_layers": 0}, config.name)
     model = _deepseek(without_mtp, router=sigmoid_router(config))
-    if mtp_note(config):
+    shared = _shared_keys(config)
+    if shared:  # needs core 0.19, which builds indexers in MTP layers
+        model = model.noting(*mtp_note(config))
+    elif mtp_note(config):
         model = model.noting(f"{config.name}: its MTP layer is left out; Megatron-LM stops in MTP layers with sparse attention.")
     options: list[Option] = [
         ("--experimental-attention-variant", "dsa"),
@@ -48,9 +48,21 @@ def deepseek_sparse(config: Configuration) -> MegatronModel:
         ("--dsa-indexer-head-dim", str(config.integer("index_head_dim", 128))),
         ("--dsa-indexer-topk", str(config.integer("index_topk", 2048))),
         ("--dsa-indexer-loss-coeff", "0.01"),
+        *shared,
     ]
     plain = tuple(option for option in model.options if option != ("--no-rope-fusion",))
     return replace(model, options=(*plain, ("--no-rope-fusion",), *options))
+
+
+def _shared_keys(config: Configuration) -> list[Option]:
+    """Which layers use the keys that another layer chose. Raises UnsupportedError for layers that are not periodic."""
+    layers = index_layers(config)
+    if all(layers):
+        return []
+    every, offset = config.integer("index_topk_freq", 1), config.optional("index_skip_topk_offset") or 0
+    if layers != tuple(max(layer - max(offset, 1), 0) % every == 0 for layer in range(1, len(layers) + 1)):
+        raise config.not_expressible("layers that use the keys of another layer without a period")
+    return [("--dsa-indexer-topk-freq", str(every)), ("--dsa-indexer-skip-topk-offset", str(offset))]
 
 
 def index_layers(config: Configuration) -> tuple[bool, ...]:

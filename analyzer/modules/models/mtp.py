@@ -20,6 +20,7 @@ from analyzer.modules.norm import standalone_norm
 from analyzer.modules.quantized import forward_input, gathers, output_gradient, saved_input
 from analyzer.modules.shapes import AllShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, OUTPUT_GRADIENT, Collective, Module, Tensor, for_weight, largest
+from analyzer.specs import AttentionKind
 from analyzer.specs.hybrid import LETTERS
 
 ALL_DEPTHS = "hidden states of all depths"
@@ -261,7 +262,9 @@ def _layer_kinds(shapes: Shapes, depth: int) -> tuple[LayerKind, ...]:
         letters = (LETTERS[letter] for letter in shapes.model.hybrid.mtp_pattern)
         return tuple(LayerKind(moe=letter.moe, block=letter.block, attention=letter.attention) for letter in letters)
     windowed = with_other_kernel(shapes.model)[shapes.model.num_layers :]
-    return (LayerKind(moe=_has_experts(shapes), other_kernel=bool(windowed) and windowed[depth]),)
+    plugin = shapes.model.plugin
+    attention: AttentionKind | None = "plugin" if plugin is not None and plugin.in_mtp else None
+    return (LayerKind(moe=_has_experts(shapes), other_kernel=bool(windowed) and windowed[depth], attention=attention),)
 
 
 def _layer_names(shapes: Shapes) -> tuple[str, ...]:

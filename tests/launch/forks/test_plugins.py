@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.api import analyze
+from analyzer.errors import InputError
 from analyzer.results import Report
 
 COUNTS = json.loads((Path(__file__).parents[2] / "data" / "published_models.json").read_text(encoding="utf-8"))["parameters"]
@@ -34,6 +35,7 @@ GLM = (
 )
 DELTA_NET = 2 * 48 + 4 * (2 * 2048 + 6144) + 5120 * (2 * 2048 + 2 * 6144 + 2 * 48) + 128 + 6144 * 5120 + 5120
 """Weights of linear attention of Qwen3.5-27B: 16 heads of keys and 48 of values of 128 elements."""
+INDEXER = 2048 * 32 * 128 + 6144 * 128 + 2 * 128 + 6144 * 32
 
 
 def report_of(line: str, checkpoint: str) -> Report:
@@ -57,10 +59,22 @@ def test_each_rank_has_all_of_the_linear_attention() -> None:
     assert last.parameters == split // 4 + norms + 24 * DELTA_NET
 
 
+def test_layers_that_use_the_keys_of_others_have_no_indexer() -> None:
+    """GLM-5.2 has indexers in layers 1, 2, 3, 7, 11, and so on: 21 of 78."""
+    split = "--decoder-last-pipeline-num-layers 18"
+    line = GLM.replace(split, "--decoder-first-pipeline-num-layers 14 --decoder-last-pipeline-num-layers 16").replace(
+        "--pipeline-model-parallel-size 4", "--pipeline-model-parallel-size 8"
+    )
+    more = report_of(line, "/root/GLM-5").parameters - report_of(line, "/root/GLM-5.2").parameters
+    assert more == 57 * INDEXER
+    with pytest.raises(InputError, match="a stage begins with layer 21, which uses the keys that layer 19 of another stage"):
+        report_of(GLM, "/root/GLM-5.2")
+
+
 def test_what_is_not_counted_is_said() -> None:
     linear = "the activations and the time of the linear attention of slime_plugins.models.qwen3_5 are not counted"
     assert linear in report_of(QWEN, "/root/Qwen3.5-27B").verdict.withheld
-    indexers = "counted as those of Megatron-LM, without its indexers"
+    indexers = "counted as those of dense multi-latent attention, without those of its indexers"
     assert indexers in report_of(GLM, "/root/GLM-5").verdict.withheld
 
 

@@ -30,7 +30,8 @@ def mla_spec(arguments: Arguments, *, parallel: ParallelSpec) -> MlaSpec | None:
     _check_implementation(arguments)
     _check_queries(arguments)
     _check_positions(arguments, rope_type=rope_type)
-    if parallel.context > 1 and "p2p" not in parallel.cp_comm_type:
+    sparse = arguments.get("experimental_attention_variant") == "dsa"  # which has rules of its own
+    if parallel.context > 1 and "p2p" not in parallel.cp_comm_type and not sparse:
         raise InputError(
             option(arguments, "cp_comm_type"),
             f"{parallel.cp_comm_type} is not supported with multi-latent attention",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.derive.model.hybrid import is_hybrid
 from analyzer.launch.derive.reading import number, option, positive, since, switched_on
 from analyzer.specs import SparseAttentionSpec
 
@@ -21,12 +22,21 @@ _COEFFICIENT = "dsa_indexer_loss_coeff"
 
 
 def sparse_attention_spec(arguments: Arguments) -> SparseAttentionSpec | None:
-    """Sizes of the indexer; None without it. Raises InputError for what Megatron refuses, and for missing sizes.
+    """Sizes of the indexer; None without it, and from core 0.19 on, of which only the weights are counted (`with_plugin`).
 
-    Raises UnsupportedError for releases with other kernels.
+    Raises InputError for what Megatron refuses, and for missing sizes.
     """
     if arguments.get(_VARIANT) != "dsa":
         return None
+    if since(arguments, "0.19") and is_hybrid(arguments):
+        fault, remedy = "the sparse attention of hybrids in core 0.19 is not modelled", "name core 0.18 with --info-megatron 0.18.2"
+        raise UnsupportedError(option(arguments, _VARIANT), fault, remedy)
+    sizes = index_sizes(arguments)
+    return None if since(arguments, "0.19") else sizes
+
+
+def index_sizes(arguments: Arguments) -> SparseAttentionSpec:
+    """The sizes of the indexer of a launch with it. Raises InputError for what Megatron refuses, and for missing sizes."""
     named = option(arguments, _VARIANT)
     _check_release(arguments, named)
     if not switched_on(arguments, "multi_latent_attention"):
@@ -34,7 +44,7 @@ def sparse_attention_spec(arguments: Arguments) -> SparseAttentionSpec | None:
     if not switched_on(arguments, "bf16"):
         raise InputError(named, "the indexer of dsa needs 16-bit activations in bfloat16", "add --bf16")
     coefficient = number(arguments, _COEFFICIENT, -1.0)
-    if arguments.get(_COEFFICIENT) is None:
+    if arguments.get(_COEFFICIENT) is None and not since(arguments, "0.19"):
         flag = option(arguments, _COEFFICIENT)
         raise InputError(
             flag, "is missing: Megatron stops at the loss of the indexer without it", f"add it, for example {flag} 0.01"
@@ -60,10 +70,6 @@ def _check_release(arguments: Arguments, named: str) -> None:
     if not since(arguments, "0.18"):
         # `get_experimental_attention_variant_module_spec`
         raise InputError(named, "core 0.16 and 0.17 stop: they build no layers with dsa", "use core 0.18 (--info-megatron 0.18.2)")
-    if since(arguments, "0.19"):
-        raise UnsupportedError(
-            named, "the sparse attention of core 0.19 and later is not modelled", "name core 0.18 with --info-megatron 0.18.2"
-        )
 
 
 def _size(arguments: Arguments, dest: str, example: int) -> int:
