@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from analyzer.api import analyze_inference
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.predict import predict
 from tests.job_of import job_of
@@ -109,3 +110,9 @@ def test_sparse_layers_of_hybrids_need_an_earlier_release() -> None:
     options = f"{SIZES} --dsa-indexer-loss-coeff 0.01 --q-lora-rank 192 --kv-lora-rank 64 --no-rope-fusion --disable-bias-linear"
     with pytest.raises(UnsupportedError, match="of hybrids in core"):
         job_of(f"{options} --hybrid-layer-pattern MD-D", release="0.19.0")
+
+
+def test_inference_of_later_releases_is_not_modelled() -> None:
+    line = "--info-model zai-org/GLM-5.2 --nproc-per-node 8 --tensor-model-parallel-size 8"
+    with pytest.raises(UnsupportedError, match="inference with sparse or linear attention is not modelled"):
+        analyze_inference(line, batch=1, prompt=128, generate=16, environ={})
