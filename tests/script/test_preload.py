@@ -127,7 +127,7 @@ PROCESSES = {
     "dash -c 'kill -9 $VICTIM'; perl -e 'print kill 9, $ENV{VICTIM}'; env kill -STOP $VICTIM": "1",
     'python3 -c "import os; os.kill($VICTIM, 9); os.killpg($VICTIM, 15); os.kill(os.getpid(), 0)"; echo $?': "0",
     "(sleep 50 & sleep 50 & wait) & sleep 0.2; kill -9 -1; sleep 0.1; pgrep -x -P $$ sleep; timeout 0.2 sleep 5; echo $?": "124",
-    "B=$(ps -o ni= -p $VICTIM); renice -n 19 -p $VICTIM > /dev/null; test \"$B\" = \"$(ps -o ni= -p $VICTIM)\" && echo same": "same",
+    "B=$(ps -o ni= -p $VICTIM); renice -n 19 -p $VICTIM > /dev/null; test $B = $(ps -o ni= -p $VICTIM) && echo same": "same",
 }
 NETWORK = {
     "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); s.accept()[0].send(b'x');"
