@@ -1,6 +1,7 @@
 """The fields of the providers of Gemma in a ConfigContainer of Megatron-Bridge as those of other providers.
 
-Sources: models/gemma/gemma_provider.py, gemma2_provider.py and gemma3_provider.py of Megatron-Bridge, August 2026.
+Sources: models/gemma/gemma_provider.py, gemma2_provider.py and gemma3_provider.py, and
+models/gemma_vl/gemma3_vl_provider.py of Megatron-Bridge, August 2026.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "GemmaModelProvider": "Gemma",
     "Gemma2ModelProvider": "Gemma 2",
     "Gemma3ModelProvider": "Gemma 3",
+    "Gemma3VLModelProvider": "Gemma 3 with images",
 }
 """By the class of the provider."""
 _READ: Final = ("interleaved_attn_pattern", "attn_logit_softcapping", "final_logit_softcapping")
@@ -37,10 +39,10 @@ def read_gemma(model: Tree) -> Gemma:
     if variant is None:
         return Gemma(ModelParts(builder=BRIDGE), model)
     fields = {name: value for name, value in model.items() if name not in _READ}
+    if variant in {"Gemma 2", "Gemma 3 with images"} and (natural(str(model.get("context_parallel_size"))) or 1) > 1:
+        fault = f"Megatron-Bridge refuses context parallelism with the attention of {variant}"
+        raise InputError("model.context_parallel_size", fault, "write model.context_parallel_size=1")
     if variant == "Gemma 2":
-        if (natural(str(model.get("context_parallel_size"))) or 1) > 1:
-            fault = "Megatron-Bridge refuses context parallelism with the attention of Gemma 2"
-            raise InputError("model.context_parallel_size", fault, "write model.context_parallel_size=1")
         # every second layer, from the first one on (`Gemma2DotProductAttention`)
         fields |= {"window_attn_skip_freq": 2}
     if variant == "Gemma 3":
@@ -49,6 +51,9 @@ def read_gemma(model: Tree) -> Gemma:
             fault = f"{model.get('window_size')!r} is not the number of tokens of a window"
             raise InputError("model.window_size", fault, "write model.window_size=512, for example")
         fields |= {"window_size": [size - 1, 0], "window_attn_skip_freq": _layers_with_window(model)}
+    if variant == "Gemma 3 with images":
+        # the biases have the windows, and the kernel reads all pairs (`Gemma3TEDotProductAttention`)
+        fields.pop("window_size", None)
     return Gemma(ModelParts(variant=variant, builder=BRIDGE), fields)
 
 

@@ -1,7 +1,7 @@
 """The vision part of a model in a ConfigContainer of Megatron-Bridge.
 
-Sources: models/qwen_vl/{qwen25_vl,qwen3_vl,qwen35_vl}_provider.py and models/glm_vl/glm_45v_provider.py of Megatron-Bridge,
-August 2026.
+Sources: models/qwen_vl/{qwen25_vl,qwen3_vl,qwen35_vl}_provider.py, models/glm_vl/glm_45v_provider.py and
+models/gemma_vl/gemma3_vl_provider.py of Megatron-Bridge, August 2026.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ PROVIDERS: Final[Mapping[str, str]] = {
     "Qwen35VLModelProvider": "qwen3_5",
     "Qwen35VLMoEModelProvider": "qwen3_5_moe",
     "GLM45VModelProvider": "glm4v_moe",
+    "Gemma3VLModelProvider": "gemma3",
 }
 """The model_type of a configuration by the class of a provider."""
 _READ: Final = frozenset({
@@ -35,7 +36,8 @@ _READ: Final = frozenset({
     "in_channels", "vision_dp_when_cp", "use_hf_vision_model",
     "spatial_merge_size", "num_position_embeddings", "out_hidden_size", "deepstack_visual_indexes", "pretrained_model_name",
     "head_dim", "mlp_only_layers", "decoder_sparse_step", "add_encoder", "add_decoder", "hetereogenous_dist_checkpoint",
-    "vision_cuda_graph_scope", "max_vision_cuda_graph_seq_length", "modality_keys", *(f"freeze_{part}" for part in FROZEN_PARTS),
+    "vision_cuda_graph_scope", "max_vision_cuda_graph_seq_length", "modality_keys", "vision_projector_config",
+    "mm_tokens_per_image", "is_vision_language", *(f"freeze_{part}" for part in FROZEN_PARTS),
 })  # fmt: skip
 """Fields of the vision part and of its tokens, which are read here or have no effect on the memory of the language model."""
 _NO_GRAPHS: Final = ("vision_cuda_graph_impl", "none")
@@ -67,6 +69,8 @@ def read_vision(model: Tree) -> Vision:
     values = {"model_type": kind, "vision_config": {"hidden_size": 1152 if kind.startswith("qwen3") else None, **fields}}
     weights = vision_weights(Configuration(values, name), width=width)
     training = bridge_vision({key: value for key, value in model.items() if key.startswith("freeze_")}, "model.")
+    if kind == "gemma3":
+        return Vision(weights, training, {key: value for key, value in model.items() if key not in _READ})
     # three positions of a token, which fused kernels do not rotate by; they save no tensor more than one
     language = {key: value for key, value in model.items() if key not in _READ and (key, value) != _NO_GRAPHS}
     return Vision(weights, training, language | {"position_embedding_type": "rope", "apply_rope_fusion": False})

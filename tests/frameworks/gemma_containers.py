@@ -49,6 +49,15 @@ OWN = {
         "  qk_layernorm: true\n  window_size: 512\n  interleaved_attn_pattern: [5, 1]\n  rotary_base: [10000, 1000000]\n"
         "  softmax_scale: 0.0625\n  rope_scaling_factor: 1.0\n  is_vision_language: false\n  flash_decode: false",
     ),
+    "gemma3": (
+        "x.gemma3_vl_provider.Gemma3VLModelProvider",
+        "  qk_layernorm: true\n  window_size: 1024\n  interleaved_attn_pattern: [5, 1]\n  rotary_base: [10000, 1000000]\n"
+        "  softmax_scale: 0.0625\n  rope_scaling_factor: 8.0\n  is_vision_language: true\n  flash_decode: false\n"
+        "  mm_tokens_per_image: 256\n  image_token_id: 262144\n"
+        "  vision_projector_config: {input_size: 1152, hidden_size: 2560}\n"
+        "  vision_config: {hidden_size: 1152, intermediate_size: 4304, num_hidden_layers: 27, num_attention_heads: 16, "
+        "image_size: 896, patch_size: 14, vision_use_head: false}",
+    ),
 }
 """By model_type: the class of the provider, and the fields that others do not have."""
 

@@ -142,7 +142,7 @@ def test_launches_of_megatron_itself_are_refused(name: str, remedy: str, tmp_pat
         job(tmp_path, "--nproc-per-node", "8", "--info-model", name)
 
 
-@pytest.mark.parametrize("name", ["Gemma4ModelProvider", "Gemma3VLModelProvider", "Exaone4ModelProvider"])
+@pytest.mark.parametrize("name", ["Gemma4ModelProvider", "Gemma4DenseProvider", "Gemma4VLModelProvider", "Exaone4ModelProvider"])
 def test_providers_with_other_layers_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=f"{name} builds a model of another kind"):
         job(folder_of("google/gemma-3-1b-pt", tmp_path), "config.yaml", f"model._target_=x.{name}", *WORLD)

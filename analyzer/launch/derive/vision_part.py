@@ -1,7 +1,7 @@
 """How a framework holds the parts of its model for images and sound, and what of them is trained.
 
-Sources: mcore_bridge/model/mm_gpts (mcore-bridge 1.6) and `_init_multimodal_full` of ms-swift 4.6; models/qwen_vl, qwen_omni and
-glm_vl of Megatron-Bridge; mbridge/models/qwen{2_5_vl,3_vl,3_5} of mbridge (June 2026); mcore_adapter/models of ROLL.
+Sources: mcore_bridge/model/mm_gpts (mcore-bridge 1.6) and `_init_multimodal_full` of ms-swift 4.6; models/qwen_vl, qwen_omni,
+glm_vl and gemma_vl of Megatron-Bridge; mbridge/models/qwen{2_5_vl,3_vl,3_5} of mbridge (June 2026); mcore_adapter/models of ROLL.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class _Held:
 
     split: bool = False
     """Modules of Megatron, which tensor-parallel ranks share; otherwise the module of transformers on each of them."""
+    split_projection: bool = False
+    """The encoder is the module of transformers, and tensor-parallel ranks share the projection."""
     frozen: frozenset[str] = frozenset()
     """Sections that are frozen unless the launch says otherwise."""
     encoder: tuple[str, ...] = ("",)
@@ -51,6 +53,7 @@ _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
         "qwen3_vl_moe": _BRIDGE_QWEN3_MOE,
         "qwen3_5": _Held(split=True),
         "qwen3_5_moe": _Held(split=True),
+        "gemma3": _Held(split_projection=True),
         "glm4v_moe": _Held(encoder=("patch_embed.", "blocks.")),
         "qwen2_5_omni": _BRIDGE_OMNI,
         "qwen3_omni_moe": _BRIDGE_OMNI,
@@ -119,7 +122,8 @@ def _as_held(weight: VisionWeight, held: _Held, of: VisionWeights, frozen: froze
     """A weight as a rank holds it. `every`: all weights are frozen, beside adapters."""
     section = of.section(weight) if held.apart else f"{weight.part}_model"
     fixed = every or (section in frozen and (section.endswith("projection") or weight.name.startswith(held.encoder)))
-    return replace(weight, frozen=fixed, split=weight.split if held.split else None)
+    split = held.split or (held.split_projection and of.section(weight).endswith("projection"))
+    return replace(weight, frozen=fixed, split=weight.split if split else None)
 
 
 def _beside(weights: tuple[VisionWeight, ...], adapters: tuple[VisionWeight, ...]) -> tuple[VisionWeight, ...]:
@@ -151,6 +155,8 @@ def _describe(
 ) -> None:
     trained = sum(each.numel for each in found if not each.frozen)
     how = "as modules of Megatron, which tensor-parallel ranks share" if held.split else "complete on each tensor-parallel rank"
+    if held.split_projection:
+        how = "complete on each tensor-parallel rank but for the projection, which these ranks share"
     what = "all frozen" if not trained else "all trained" if trained == of.numel else f"of which {trained:,} are trained"
     added = sum(each.numel for each in adapters)
     what += f"; {added:,} parameters of adapters are beside its linear layers" if added else ""

@@ -1,7 +1,7 @@
 """The weights of the parts of models of Hugging Face for images and sound, from `vision_config` and `audio_config`.
 
-Source: the modules in src/transformers/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,glm4v_moe,internvl,qwen2_5_omni,qwen3_omni_moe} of
-transformers 5.24.0, with the defaults of their configuration classes. `InternVisionModel` of InternVL's own code has the weights
+Source: the modules in src/transformers/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,glm4v_moe,internvl,qwen2_5_omni,qwen3_omni_moe,siglip}
+of transformers 5.24.0, with the defaults of their configuration classes. `InternVisionModel` of InternVL's own code has the weights
 of InternVLVisionModel, with those of queries, keys and values in one matrix.
 """
 
@@ -199,6 +199,25 @@ def _intern(config: Configuration, width: int) -> Iterator[VisionWeight]:
     yield from _linear("projector.linear_2", width, width)
 
 
+def _siglip(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """Gemma 3: SigLIP without its pooling head, and a projection that Megatron-Bridge splits (`Gemma3VLMultimodalProjector`)."""
+    vision = config.nested("vision_config")
+    hidden, depth = vision.integer("hidden_size", 768), vision.integer("num_hidden_layers", 12)
+    ffn, patch = vision.integer("intermediate_size", 3072), vision.integer("patch_size", 16)
+    channels, positions = vision.integer("num_channels", 3), (vision.integer("image_size", 224) // patch) ** 2
+    yield from _linear("embeddings.patch_embedding", hidden, channels, window=(patch, patch))
+    yield VisionWeight(name="embeddings.position_embedding.weight", shape=(positions, hidden))
+    for name in ("layer_norm1", "layer_norm2"):
+        yield from _norm(f"encoder.layers.*.{name}", hidden, copies=depth)
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        yield from _linear(f"encoder.layers.*.self_attn.{name}", hidden, hidden, copies=depth)
+    yield from _linear("encoder.layers.*.mlp.fc1", ffn, hidden, copies=depth)
+    yield from _linear("encoder.layers.*.mlp.fc2", hidden, ffn, copies=depth)
+    yield from _norm("post_layernorm", hidden)
+    yield from _norm("multi_modal_projector.mm_soft_embed_norm", hidden, bias=False)
+    yield from _linear("multi_modal_projector.proj", width, hidden, bias=False, split=_COLUMN)
+
+
 def _side(vision: Configuration, key: str, default: int) -> int:
     """The height and width of an image or a patch. Raises UnsupportedError if they differ."""
     value = vision.get(key)
@@ -273,6 +292,7 @@ _FAMILIES: Final[dict[str, tuple[_Reader, tuple[str, ...]]]] = {
     "qwen3_5_moe": (_qwen3, ("merger.",)),
     "glm4v": (_glm, ("merger.",)),
     "glm4v_moe": (_glm, ("merger.",)),
+    "gemma3": (_siglip, ("multi_modal_projector.",)),
     "internvl": (_intern, ("projector.",)),
     "internvl_chat": (_intern, ("projector.",)),
     "qwen2_5_omni": (_qwen2_5_omni, ("merger.", "audio_tower.proj.")),

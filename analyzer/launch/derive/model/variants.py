@@ -38,6 +38,8 @@ class _Facts:
 
 
 _NORMS: Final = "norms after attention and FFN"
+_GEMMA_3: Final = {"branch_norms": True, "norms_in_projections": True, "scaled_embedding": True, "local_rope": True}
+_OF_GEMMA_3: Final = f"{_NORMS}, scaling of the embedding and rotary positions of layers with a window"
 _VARIANTS: Final[Mapping[Variant, _Facts]] = {
     "GLM-4": _Facts(builders=("ms-swift", "slime"), fields={"branch_norms": True}, described=_NORMS),
     "Gemma": _Facts(builders=(BRIDGE,), fields={"scaled_embedding": True}, described="scaling of the embedding"),
@@ -49,8 +51,14 @@ _VARIANTS: Final[Mapping[Variant, _Facts]] = {
     ),
     "Gemma 3": _Facts(
         builders=(BRIDGE, NEMO_RL),
-        fields={"branch_norms": True, "norms_in_projections": True, "scaled_embedding": True, "local_rope": True},
-        described=f"{_NORMS}, scaling of the embedding and rotary positions of layers with a window",
+        fields=_GEMMA_3,
+        described=_OF_GEMMA_3,
+    ),
+    "Gemma 3 with images": _Facts(
+        builders=(BRIDGE,),
+        fields=_GEMMA_3,
+        described=_OF_GEMMA_3,
+        not_counted="the attention biases of all pairs of tokens in Gemma 3 with images are not counted",
     ),
 }
 
