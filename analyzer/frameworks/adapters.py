@@ -25,6 +25,7 @@ _KINDS: Final[dict[str, AdapterKind]] = {
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
 
 
+_NAMED: Final[tuple[AdapterKind, ...]] = ("lora", "vlm_lora", "canonical_lora", "dora")
 _OF_EXPERTS: Final = ("normalize_moe_lora", "experts_shared_outer_loras")
 _REGATHER: Final = "sequence_parallel_input_regather"
 _FIELDS: Final = frozenset({
@@ -67,6 +68,7 @@ def bridge_adapter(config: Mapping[str, Any], prefix: str, kind: AdapterKind = "
     rank = natural(str(config.get("dim")))
     if not rank:
         raise InputError(f"{prefix}.dim", f"{config.get('dim')!r} is not a number of 1 or more", f"write {prefix}.dim=8")
+    check_dropout(config, prefix, kind)
     return Adapter(
         kind=kind,
         rank=rank,
@@ -85,6 +87,20 @@ def bridge_adapter(config: Mapping[str, Any], prefix: str, kind: AdapterKind = "
 def kind_of(target: str) -> AdapterKind:
     """The kind of adapter by its class in Bridge."""
     return _KINDS.get(target.rpartition(".")[2], "other")
+
+
+def kind_named(name: str, setting: str) -> AdapterKind:
+    """The kind of adapter by its name in `create_peft` of Bridge (peft/utils.py). Raises InputError for another name."""
+    for kind in _NAMED:
+        if kind == name:
+            return kind
+    raise InputError(setting, f"{name!r} is no adapter of Megatron-Bridge", f"use one of {', '.join(_NAMED)}")
+
+
+def check_dropout(config: Mapping[str, Any], prefix: str, kind: AdapterKind) -> None:
+    """Raises InputError for DoRA with dropout after its projections (`DoRA.__post_init__`, peft/dora.py)."""
+    if kind == "dora" and config.get("dropout_position") == "post":
+        raise InputError(f"{prefix}.dropout_position", "is post, which DoRA refuses", f"write {prefix}.dropout_position=pre")
 
 
 def dtype_name(value: object) -> str | None:

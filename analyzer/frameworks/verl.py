@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.frameworks.adapters import bridge_vision, dtype_name, is_regathered, settings_of_adapter
+from analyzer.frameworks.adapters import bridge_vision, check_dropout, dtype_name, is_regathered, kind_named, settings_of_adapter
 from analyzer.frameworks.batches import Batch, packed_batch, replicas_of
 from analyzer.frameworks.models import NamedModel, named_model
 from analyzer.frameworks.options import Fields, Words
@@ -25,7 +25,7 @@ from analyzer.frameworks.verl_settings import settings
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
-from analyzer.specs.fine_tuning import Adapter, AdapterKind, Engine, FineTuning, ForwardPass, OtherTraining, Phase, StatePart
+from analyzer.specs.fine_tuning import Adapter, Engine, FineTuning, ForwardPass, OtherTraining, Phase, StatePart
 from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import MIB, natural, share_of
 
@@ -316,9 +316,9 @@ def _adapter(settings: Mapping[str, str], names: _Names) -> Adapter | None:
     for name in (f"{names.model}lora.rank", f"{names.model}lora_rank"):
         rank = natural(settings.get(name, "0"))
         if rank:
-            given = str(settings.get(f"{names.model}lora.type", "lora"))
-            kind: AdapterKind = "canonical_lora" if given == "canonical_lora" else "dora" if given == "dora" else "lora"
+            kind = kind_named(settings.get(f"{names.model}lora.type", "lora"), f"{names.model}lora.type")
             own = {key.removeprefix(f"{names.model}lora."): value for key, value in settings.items()}
+            check_dropout(own, f"{names.model}lora", kind)
             targets = settings.get(f"{names.model}lora.target_modules", settings.get(f"{names.model}target_modules", ""))
             alpha = settings.get(f"{names.model}lora.alpha", settings.get(f"{names.model}lora_alpha"))
             return Adapter(

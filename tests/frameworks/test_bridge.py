@@ -141,6 +141,13 @@ def test_the_newest_field_shows_the_release_of_megatron_core(folder: Path, field
     assert job(folder, "config.yaml", *more, *WORLD).megatron == release
 
 
+def test_dora_with_dropout_after_its_projections_is_refused(folder: Path) -> None:
+    """`DoRA.__post_init__` (peft/dora.py) asserts it, also without dropout."""
+    peft = "peft={_target_: megatron.bridge.peft.dora.DoRA, dim: 16, dropout_position: post}"
+    with pytest.raises(InputError, match=r"peft\.dropout_position: is post, which DoRA refuses"):
+        job(folder, "config.yaml", peft, *WORLD)
+
+
 def test_adapters_are_named(folder: Path) -> None:
     peft = "peft={_target_: megatron.bridge.peft.lora.VLMLoRA, dim: 16, alpha: 32, target_modules: [linear_qkv]}"
     found = job(folder, "config.yaml", peft, *WORLD)

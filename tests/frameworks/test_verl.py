@@ -218,3 +218,24 @@ def test_full_sharding_has_the_defaults_of_megatron_bridge() -> None:
     other = read_launch(given, environ=environ, folder=Path("/nowhere")).job
     assert other.fsdp is not None
     assert other.fsdp.strategy == "optim"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "says"),
+    [
+        ("lokr", "", "'lokr' is no adapter of Megatron-Bridge; use one of lora, vlm_lora, canonical_lora, dora"),
+        ("dora", "dropout_position=post", "is post, which DoRA refuses"),
+    ],
+)
+def test_adapters_that_bridge_refuses(kind: str, more: str, says: str) -> None:
+    """`create_peft` (peft/utils.py) and `DoRA.__post_init__` (peft/dora.py) of Megatron-Bridge."""
+    model = "actor_rollout_ref.model.lora."
+    words = (f"{model}rank=16", f"+{model}type={kind}", *([f"+{model}{more}"] if more else []))
+    with pytest.raises(InputError) as refused:
+        job_of(*words)
+    assert says in str(refused.value)
+
+
+def test_adapters_of_parts_for_images_get_no_verdict() -> None:
+    model = "actor_rollout_ref.model.lora."
+    assert "vlm lora" in " ".join(job_of(f"{model}rank=16", f"+{model}type=vlm_lora").withheld)
