@@ -56,7 +56,7 @@ def _add_adapter(path: str, layer: Any, adapters: AdapterSpec, config: Any) -> N
     elif adapters.layers == "transformer_engine":
         layer.adapter = _EngineAdapter(adapters, config, layer)
     elif adapters.per_expert and path.endswith((".mlp.experts.linear_fc1", ".mlp.experts.linear_fc2")):
-        sizes = (layer.num_gemms, layer.in_features, layer.out_features, adapters.rank)
+        sizes = (layer.num_gemms, layer.in_features, layer.out_features, adapters.rank_of(experts=True))
         layer.adapter = _GroupedExpertAdapter(*sizes, dropout=adapters.dropout, config=config)
     else:
         layer.adapter = _Adapter(adapters, config, layer, path=path)
@@ -204,22 +204,23 @@ class _Adapter(torch.nn.Module):
         grouped = "Grouped" in type(layer).__name__
         tensor = 1 if grouped else tensor
         outputs, columns = (layer.out_features, layer.in_features) if grouped else layer.weight.shape
+        rank = adapters.rank_of(experts=grouped)
         options = {"config": whole, "bias": False, "init_method": torch.nn.init.xavier_normal_, "is_expert": grouped}
         self._exchanges = config.sequence_parallel and not grouped
         self._regathers = adapters.regathers and config.sequence_parallel and _can_regather(path, config)
         self._per_expert = grouped and adapters.per_expert
         if self._per_expert:
-            self.linear_in = _grouped(layer, columns, adapters.rank, whole)
-            self.linear_out = _grouped(layer, adapters.rank, outputs, whole)
+            self.linear_in = _grouped(layer, columns, rank, whole)
+            self.linear_out = _grouped(layer, rank, outputs, whole)
             self._finish(adapters, config)
             return
         if self._split_input:
             columns *= tensor
-            self.linear_in = RowParallelLinear(columns, adapters.rank, input_is_parallel=True, skip_bias_add=True, **options)
+            self.linear_in = RowParallelLinear(columns, rank, input_is_parallel=True, skip_bias_add=True, **options)
         else:
             outputs *= 1 if duplicated else tensor
             self.linear_in = ColumnParallelLinear(
-                columns, adapters.rank, gather_output=True, disable_grad_reduce=config.sequence_parallel, **options
+                columns, rank, gather_output=True, disable_grad_reduce=config.sequence_parallel, **options
             )
             if hasattr(layer, "return_layernorm_output"):
                 layer.return_layernorm_output = True
@@ -228,7 +229,7 @@ class _Adapter(torch.nn.Module):
         if getattr(layer, "parallel_mode", "") is None:  # each rank adapts its own tokens, or a dispatcher exchanges them
             self._exchanges = self._regathers = False
         outputs = rows or outputs
-        self.linear_out = ColumnParallelLinear(adapters.rank, outputs, gather_output=self._split_input or duplicated, **options)
+        self.linear_out = ColumnParallelLinear(rank, outputs, gather_output=self._split_input or duplicated, **options)
         if grouped and config.expert_model_parallel_size > 1:
             for projection in (self.linear_in, self.linear_out):
                 projection.weight.register_hook(_sum_over_experts)

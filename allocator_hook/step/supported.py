@@ -20,13 +20,13 @@ READ: Final[dict[str, frozenset[str]]] = {
         "linear_attention sparse_attention output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
         "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters "
-        "frozen_parameters head_outputs value_head token_score distillation".split()
+        "frozen_parameters head_outputs value_head token_score distillation sample_length".split()
     ),
     "VisionSpec": frozenset(
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "
         "tiles text_length causal_encoder recompute separate_fields pixel_shuffle tag_tokens".split()
     ),
-    "AdapterSpec": frozenset("rank targets per_expert layers method dropout regathers trained_copies".split()),
+    "AdapterSpec": frozenset("rank expert_rank targets per_expert layers method dropout regathers trained_copies".split()),
     "FreezeSpec": frozenset("prefixes pattern ratio trained_prefixes trained_pattern".split()),
     "DistillationSpec": frozenset("framework divergence topk sequences whole_vocabulary".split()),
     "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss".split()),
@@ -82,6 +82,7 @@ READ: Final[dict[str, frozenset[str]]] = {
             "freezing",
             "vision",
             "packed",
+            "longest_sample",
             "head_outputs",
             "value_head",
             "token_score",

@@ -34,6 +34,8 @@ class AdapterSpec:
     per_expert: bool = False
     """Each expert has its own adapter, as in ms-swift; otherwise those of a rank share one, as by default in Megatron-Bridge
     (`LoRA.share_expert_adapters`)."""
+    expert_rank: int | None = None
+    """Rank of the adapters of routed experts; None if it is that of the others (`normalize_moe_lora` of Megatron-Bridge)."""
     layers: AdapterLayers = "megatron"
     method: AdapterMethod = "lora"
     dropout: bool = False
@@ -44,6 +46,10 @@ class AdapterSpec:
     Megatron-Bridge)."""
     trained_copies: tuple[TrainedCopy, ...] = ()
     """Modules that are trained too, each as a copy of a frozen one that stays on the GPU."""
+
+    def rank_of(self, *, experts: bool) -> int:
+        """Rank of the adapter of a layer of routed experts, or of another layer."""
+        return self.expert_rank if experts and self.expert_rank is not None else self.rank
 
     @property
     def grouped(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import analyzer
+from allocator_hook.step.supported import check_supported
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.bridge import _flat
 from analyzer.specs import AdapterSpec, TrainingJob
@@ -220,6 +221,35 @@ def test_settings_of_adapters_that_change_memory_are_named(settings: str, reason
     """The model has no experts, of which normalize_moe_lora changes the rank."""
     withheld = adapters_with(folder, "lora.LoRA", settings).withheld
     assert withheld == ((f"peft.dim=16 trains adapters, which are not modelled with {reason}",) if reason else ())
+
+
+EXPERTS = (
+    "model.num_moe_experts=64", "model.moe_router_topk=4", "model.moe_ffn_hidden_size=512", "model.moe_grouped_gemm=true",
+    "model.expert_model_parallel_size=4", "model.moe_token_dispatcher_type=alltoall",
+)  # fmt: skip
+
+
+def test_the_rank_of_experts_is_divided_by_those_of_a_token(folder: Path) -> None:
+    """`get_effective_lora_dim` (peft/utils.py)."""
+    found = adapters_with(folder, "lora.LoRA", "normalize_moe_lora: true", *EXPERTS)
+    assert found.withheld == ()
+    assert found.model.adapters is not None
+    assert [found.model.adapters.rank_of(experts=each) for each in (False, True)] == [16, 4]
+    with pytest.raises(InputError, match=r"a rank of 16 cannot be divided by the 3 experts of a token \(normalize_moe_lora\)"):
+        adapters_with(folder, "lora.LoRA", "normalize_moe_lora: true", *EXPERTS, "model.moe_router_topk=3")
+
+
+def test_the_rank_of_experts_that_tensor_parallel_ranks_split_is_not_modelled(folder: Path) -> None:
+    """`align_expert_dim_for_tp` (peft/utils.py) rounds the rank of fc1 up, and not that of fc2."""
+    found = adapters_with(folder, "lora.LoRA", "normalize_moe_lora: true", *EXPERTS, "model.expert_tensor_parallel_size=2")
+    assert "normalize_moe_lora" in " ".join(found.withheld)
+
+
+def test_packed_samples_are_recorded_as_one_sequence(folder: Path) -> None:
+    """Their length changes the time only."""
+    found = job(folder, "config.yaml", "dataset.offline_packing_specs={packed_sequence_size: 8192}", *WORLD)
+    assert found.model.sample_length == 512
+    check_supported(found)
 
 
 def test_an_unknown_setting_of_adapters_is_named(folder: Path) -> None:

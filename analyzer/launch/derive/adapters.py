@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 ALL_LINEAR: Final = ("all-linear", "all_linear")
 """What frameworks call all linear layers of the model."""
+_NORMALIZED: Final = "normalize_moe_lora"
+"""The setting of Megatron-Bridge that divides the rank of the adapters of experts by the number of experts of a token."""
 _METHODS: Final[dict[AdapterKind, AdapterMethod]] = {"lora": "lora", "canonical_lora": "canonical", "dora": "dora"}
 _PARTS: Final[dict[AdapterTarget, tuple[str, ...]]] = {
     "linear_qkv": ("linear_q", "linear_k", "linear_v"),
@@ -56,6 +58,7 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
     return (
         AdapterSpec(
             rank=adapter.rank,
+            expert_rank=_expert_rank(adapter, job),
             targets=targets,
             method=_METHODS[adapter.kind],
             per_expert=adapter.share_expert_adapters is False and job.model.moe is not None,
@@ -66,6 +69,20 @@ def adapter_spec(adapter: Adapter | None, job: TrainingJob) -> tuple[AdapterSpec
         ),
         "",
     )
+
+
+def _expert_rank(adapter: Adapter, job: TrainingJob) -> int | None:
+    """Rank of the adapters of routed experts with `normalize_moe_lora`; None if it is that of the others.
+
+    Raises InputError if it is no whole number. Source: `get_effective_lora_dim` (peft/utils.py) of Megatron-Bridge.
+    """
+    moe = job.model.moe
+    if moe is None or _NORMALIZED not in adapter.options:
+        return None
+    if adapter.rank % moe.topk:
+        fault = f"a rank of {adapter.rank} cannot be divided by the {moe.topk} experts of a token ({_NORMALIZED})"
+        raise InputError(adapter.source or "LoRA", fault, f"use a multiple of {moe.topk}")
+    return adapter.rank // moe.topk
 
 
 def _of_whole_layers(adapter: Adapter) -> Adapter:
@@ -191,6 +208,8 @@ def _has_effect(option: str, adapter: Adapter, job: TrainingJob) -> bool:
         return job.parallel.sequence_parallel
     if option == "dropout_position=post":
         return adapter.dropout > 0
+    if option == _NORMALIZED:  # ranks of fc1 and fc2 differ if one of them is rounded up
+        return job.model.moe is not None and job.parallel.expert_tensor > 1
     return job.model.moe is not None
 
 
@@ -224,7 +243,7 @@ def _runs_one_by_one(adapter: Adapter, job: TrainingJob) -> bool:
     moe = job.model.moe
     if moe is None or adapter.share_expert_adapters is not False or adapter.layers != "megatron":
         return False
-    sizes = (adapter.rank, moe.latent_size or job.model.hidden_size, moe.ffn_hidden_size)
+    sizes = (_expert_rank(adapter, job) or adapter.rank, moe.latent_size or job.model.hidden_size, moe.ffn_hidden_size)
     return job.precision.parameters != "bf16" or any(size % _GROUPED_MULTIPLE for size in sizes)
 
 

@@ -31,15 +31,15 @@ class EngineAdaptedLayer(AdaptedLayer):
 
     def _of_rank(self, name: str, *, gathered: bool = False, made_in: str = "") -> Tensor:
         """[s, b, r], or the part of the sequence on this rank."""
-        wide = self._wide(name, self.adapters.rank, "r", made_in=made_in)
+        wide = self._wide(name, self._rank, "r", made_in=made_in)
         return wide if gathered or not self._exchanges else self._shard(wide)
 
     def _exchange(self, forward: str, backward: tuple[str, ...]) -> tuple[Collective, ...]:
         """Collectives over [s, b, r]; none if a dispatcher exchanges the output of the layer."""
         if self._exchanged_outside:
             return ()
-        found = self.shapes.tp(forward, "forward", width=self.adapters.rank) if forward else ()
-        return (*found, *(call for kind in backward for call in self.shapes.tp(kind, "backward", width=self.adapters.rank)))
+        found = self.shapes.tp(forward, "forward", width=self._rank) if forward else ()
+        return (*found, *(call for kind in backward for call in self.shapes.tp(kind, "backward", width=self._rank)))
 
     def _weight_of(self, shape: tuple[int, int], full: tuple[int, int]) -> Parameter:
         """A weight that tensor-parallel ranks share, or of which each has a copy, whose gradients are summed over their tokens."""
@@ -52,7 +52,7 @@ class EngineAdaptedLayer(AdaptedLayer):
     def _into(self) -> Module:
         if self._of_experts:
             return super()._into()
-        k, rank = self._width, self.adapters.rank
+        k, rank = self._width, self._rank
         full = (rank, k * self.shapes.t) if self._splits_input else (rank, k)
         summed = self._splits_input and self._exchanges
         calls: tuple[Collective, ...] = ()
@@ -77,7 +77,7 @@ class EngineAdaptedLayer(AdaptedLayer):
     def _out_of(self) -> Module:
         if self._of_experts:
             return super()._out_of()
-        n, rank = self._weight.shape[-2], self.adapters.rank
+        n, rank = self._weight.shape[-2], self._rank
         full = (n * self.shapes.t, rank) if self._splits_output else (n, rank)
         gathers = self._splits_output and self._exchanges
         calls: tuple[Collective, ...] = ()

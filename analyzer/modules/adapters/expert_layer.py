@@ -83,7 +83,7 @@ class ExpertLayer(AdaptedLayer):
         return replace(copy, name="weight gradient", made_in="", for_weight=True)
 
     def _into(self) -> Module:
-        rank, k = self.adapters.rank, self._width
+        rank, k = self._rank, self._width
         parameter, copy = self._weights((rank, k), "linear_in")
         output = self._local("output", rank, "r")
         gradient = (replace(self._read(), name="input gradient", shares="", made_in=""),) if self.input_gradient else ()
@@ -99,7 +99,7 @@ class ExpertLayer(AdaptedLayer):
         )
 
     def _out_of(self) -> Module:
-        rank, n = self.adapters.rank, self._rows
+        rank, n = self._rank, self._rows
         parameter, copy = self._weights((n, rank), "linear_out")
         read = self._local("input", rank, "r", made_in=self._inside)
         output = self._local("output", n, "n")

@@ -47,6 +47,10 @@ class AdaptedLayer:
         return self._weight.sharding == "expert"
 
     @property
+    def _rank(self) -> int:
+        return self.adapters.rank_of(experts=self._of_experts)
+
+    @property
     def _splits_output(self) -> bool:
         """Whether tensor-parallel ranks have parts of its output."""
         return self.base.kind.facts.parallel in (Parallel.COLUMN, Parallel.GATHERED)
@@ -288,7 +292,7 @@ class AdaptedLayer:
 
     def _into(self) -> Module:
         """The projection to the rank. Its input is split like that of the layer, or its output is split and gathered."""
-        shapes, rank, k = self.shapes, self.adapters.rank, self._width
+        shapes, rank, k = self.shapes, self._rank, self._width
         width = rank if self._splits_input else rank // self._tensor_size
         output, part = self._local("output", rank, "r"), self._local("part of the output", width, "r/t")
         gathered = not self._splits_input and self._tensor_size > 1
@@ -325,7 +329,7 @@ class AdaptedLayer:
 
     def _out_of(self) -> Module:
         """The projection from the rank. Beside a layer with a complete output its output is gathered."""
-        shapes, rank = self.shapes, self.adapters.rank
+        shapes, rank = self.shapes, self._rank
         n = self._rows if self._splits_output else self._rows // self._tensor_size
         own = self._parameter((n, rank), (self._all_rows, rank))
         part = self._local("part of the output", n, "n/t")

@@ -67,7 +67,7 @@ class ScaledLayer(AdaptedLayer):
 
     def _norm(self) -> Module:
         """The norm of the rows of the weight with its adapter. One projection, split otherwise than the weight, is gathered."""
-        n, k, rank, dtype = self._rows, self._width, self.adapters.rank, self.shapes.dtype
+        n, k, rank, dtype = self._rows, self._width, self._rank, self.shapes.dtype
         rows = Tensor(name="norm of the weight", shape=(n,), dtype=dtype, formula="2·n")
         copy = Tensor(name="weight with the adapter", shape=(n, k), dtype=dtype, formula="2·n·k")
         projection = Tensor(name="scaled weight of linear_out", shape=(n, rank), dtype=dtype, formula="2·n·r")

@@ -234,6 +234,10 @@ ADAPTERS: Final = {
         "engine, trained embedding, tied, tp2 sp": f"{_TIED} {_SP} --vocab-size 9999 --info-lora 8",
         "engine, trained output layer, pp2": f"{_LLAMA} --vocab-size 9999 --pipeline-model-parallel-size 2 --info-lora 8",
         "engine, experts after dense layers": f"{_LLAMA} {_EXPERTS} --moe-layer-freq ([0]*2+[1]*2) --info-lora 8:linear_proj",
+        "rank of experts": f"{_LLAMA} {_EXPERTS} --info-lora 16",
+        "rank of experts, tp2 sp": f"{_LLAMA} {_EXPERTS} {_SHARED} {_SP} --expert-tensor-parallel-size 1 --info-lora 16",
+        "each expert, rank of experts": f"{_LLAMA} {_EXPERTS} {_SHARED} --info-lora 16",
+        "canonical, rank of experts": f"{_LLAMA} {_EXPERTS} --info-lora 16",
     }.items()
 }
 
@@ -260,6 +264,10 @@ is a leaf that gets a gradient: it is recorded as a tensor that stays."""
 
 def adapter_fields(name: str) -> dict[str, Any]:
     """Fields of `AdapterSpec` that no option sets: frameworks set them."""
+    return {**_fields(name), "expert_rank": 8} if "rank of experts" in name else _fields(name)
+
+
+def _fields(name: str) -> dict[str, Any]:
     if name.startswith("lora, engine"):
         made = {"layers": "transformer_engine", "per_expert": True, "dropout": "dropout" in name}
         return {**made, "trained_copies": _copies(name)}
