@@ -17,15 +17,14 @@ from analyzer.units import natural
 
 _KINDS: Final[dict[str, AdapterKind]] = {
     "LoRA": "lora",
-    "DoRA": "dora",
-    "CanonicalLoRA": "canonical_lora",
     "VLMLoRA": "vlm_lora",
+    "CanonicalLoRA": "canonical_lora",
+    "DoRA": "dora",
 }
 """By the class of Bridge."""
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
 
 
-_NAMED: Final[tuple[AdapterKind, ...]] = ("lora", "vlm_lora", "canonical_lora", "dora")
 _OF_EXPERTS: Final = ("normalize_moe_lora", "experts_shared_outer_loras")
 _REGATHER: Final = "sequence_parallel_input_regather"
 _FIELDS: Final = frozenset({
@@ -91,10 +90,10 @@ def kind_of(target: str) -> AdapterKind:
 
 def kind_named(name: str, setting: str) -> AdapterKind:
     """The kind of adapter by its name in `create_peft` of Bridge (peft/utils.py). Raises InputError for another name."""
-    for kind in _NAMED:
-        if kind == name:
-            return kind
-    raise InputError(setting, f"{name!r} is no adapter of Megatron-Bridge", f"use one of {', '.join(_NAMED)}")
+    kind = next((each for each in _KINDS.values() if each == name), None)
+    if kind is None:
+        raise InputError(setting, f"{name!r} is no adapter of Megatron-Bridge", f"use one of {', '.join(_KINDS.values())}")
+    return kind
 
 
 def check_dropout(config: Mapping[str, Any], prefix: str, kind: AdapterKind) -> None:

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def layers_with_indexers(count: int, *, every: int, after: int) -> tuple[bool, ...]:
+    """For each of `count` layers, whether it has an indexer: each of the first ones until `after`, then every `every`-th one.
+
+    Source: `is_dsa_skip_topk_layer` of megatron-core 0.19.0.
+    """
+    return tuple(max(layer - after, 0) % every == 0 for layer in range(1, count + 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PluginLayers:
     """Weights in the attention of some layers. Every tensor-parallel rank has each of them in full."""

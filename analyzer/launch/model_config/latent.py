@@ -18,6 +18,7 @@ from analyzer.launch.model_config.common import (
 )
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.experts import deepseek_experts, mtp_note, routing_groups, sigmoid_router
+from analyzer.specs.plugin import layers_with_indexers
 
 
 def deepseek_v2(config: Configuration) -> MegatronModel:
@@ -60,7 +61,7 @@ def _shared_keys(config: Configuration) -> list[Option]:
     if all(layers):
         return []
     every, offset = config.integer("index_topk_freq", 1), config.optional("index_skip_topk_offset") or 0
-    if layers != tuple(max(layer - max(offset, 1), 0) % every == 0 for layer in range(1, len(layers) + 1)):
+    if layers != layers_with_indexers(len(layers), every=every, after=max(offset, 1)):
         raise config.not_expressible("layers that use the keys of another layer without a period")
     return [("--dsa-indexer-topk-freq", str(every)), ("--dsa-indexer-skip-topk-offset", str(offset))]
 
@@ -77,7 +78,7 @@ def index_layers(config: Configuration) -> tuple[bool, ...]:
         return tuple(kind == "full" for kind in kinds)
     every, offset = config.integer("index_topk_freq", 1), config.optional("index_skip_topk_offset")
     first = 2 if "index_skip_topk_offset" not in config.values else offset or 0
-    return tuple(max(layer - first, 0) % every == 0 for layer in range(1, count + 1))
+    return layers_with_indexers(count, every=every, after=first)
 
 
 def _deepseek(config: Configuration, *, router: list[Option]) -> MegatronModel:

@@ -14,6 +14,8 @@ from analyzer.time.work.kernels import NO_WORK, HostLoop, Work
 
 ROTATION_LOOP: Final = "rotation of each packed sample"
 REORDER_LOOP: Final = "positions of packed samples"
+_ROTATED_TENSORS: Final = 2
+"""Queries and keys."""
 _ROTATED: Final = 12, 8
 """`_apply_rotary_pos_emb_bshd` of one tensor. Forward: sine and cosine, each scaled and cast; the negation and the concatenation
 of halves; two products, their sum and a concatenation. Backward: two products, the negation, the joined halves, two sums, and
@@ -29,8 +31,6 @@ _AFTER: Final = 5
 """The same after attention."""
 _ENDS: Final = 2
 """Ends that `arange` reads from the GPU."""
-
-
 _REMEDIES: Final = {
     ROTATION_LOOP: "Unfused RoPE rotates each packed sample alone; its fusion (without --no-rope-fusion) avoids that.",
     REORDER_LOOP: "--cp-comm-type a2a orders each packed sample alone; p2p or Transformer Engine 2.18 avoids that.",
@@ -50,9 +50,9 @@ def samples(context: WorkContext) -> float:
     return inputs.micro_batch_size * inputs.sequence_length / length if length else 0.0
 
 
-def rotation_loop(context: WorkContext, *, tensors: int = 2) -> Work:
+def rotation_loop(context: WorkContext) -> Work:
     """Unfused RoPE of the queries and keys of each sample (`_apply_rotary_pos_emb_thd`, core 0.7 to 0.19)."""
-    number = tensors * samples(context)
+    number = _ROTATED_TENSORS * samples(context)
     if not number or context.inputs.model.rope_fusion or context.inputs.model.position_embedding != "rope":
         return NO_WORK
     core = context.inputs.core
@@ -60,7 +60,7 @@ def rotation_loop(context: WorkContext, *, tensors: int = 2) -> Work:
     forward, backward = _ROTATED if core.concatenates_rotated_samples or core.writes_rotated_samples else (0, 0)
     if core.writes_rotated_samples:
         forward, backward = forward + _WRITTEN[0], backward + _WRITTEN[1]
-    before = HostLoop(ROTATION_LOOP, number * (forward + angles), float(_READS * tensors))
+    before = HostLoop(ROTATION_LOOP, number * (forward + angles), float(_READS * _ROTATED_TENSORS))
     after = (HostLoop("gradients of rotated samples", number * backward),) if backward else ()
     return Work((before,), after, synchronizes=True)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import InputError
 from analyzer.launch.derive.model.sparse_attention import index_sizes
 from analyzer.launch.derive.reading import option, positive, since, switched_on
-from analyzer.specs.plugin import PluginLayers
+from analyzer.specs.plugin import PluginLayers, layers_with_indexers
 from analyzer.specs.rules.stages import stage_violations
 from analyzer.specs.stage_sizes import layers_of_stages
 
@@ -57,7 +57,7 @@ def _of_core(arguments: Arguments, job: TrainingJob) -> PluginLayers | None:
     return PluginLayers(
         plugin="DSAttention of Megatron-LM",
         described="indexers",
-        layers=tuple(max(layer - offset, 0) % every == 0 for layer in range(1, model.num_layers + 1)),
+        layers=layers_with_indexers(model.num_layers, every=every, after=offset),
         weights=tuple(_weights(model, mla, heads=sizes.heads, width=sizes.head_dim)),
         replaces=False,
         summed=True,
