@@ -113,6 +113,22 @@ def test_an_expandable_segment_grows_by_pages_and_splits_without_remainder() -> 
     assert allocator.reserved_bytes == 60 * MIB
 
 
+def test_unused_pages_inside_an_expandable_segment_are_returned_and_used_again() -> None:
+    """`release_blocks` unmaps each free block, and `find_expandable_block` takes the smallest unmapped part that has enough room."""
+    allocator = CachingAllocator(EXPANDABLE)
+    allocator.malloc(15 * MIB)
+    hole, _, larger, _ = (allocator.malloc(size * MIB) for size in (50, 15, 100, 20))
+    allocator.free(hole)
+    allocator.free(larger)
+    assert sizes(allocator) == (50 * MIB, 200 * MIB)
+    allocator.empty_cache()
+    assert sizes(allocator) == (50 * MIB, 60 * MIB)  # 40 of 50 MiB are complete pages of 20 MiB, and all of the 100 MiB
+    assert allocator.malloc(45 * MIB) == hole  # 5 MiB before the unmapped pages are free
+    assert sizes(allocator) == (95 * MIB, 100 * MIB)
+    assert allocator.malloc(120 * MIB) == larger + 120 * MIB  # neither part has enough room
+    assert allocator.malloc(100 * MIB) == larger
+
+
 def test_max_split_size_reserves_large_blocks_for_large_requests() -> None:
     allocator = CachingAllocator(AllocatorSettings(max_split_bytes=20 * MIB))
     allocator.free(allocator.malloc(64 * MIB))
@@ -197,9 +213,12 @@ def test_a_double_free_is_an_error() -> None:
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[int]:
-    """Draw a list of steps: a positive number allocates that many bytes, a negative number selects a live block to free."""
+    """Draw a list of steps: a positive number allocates that many bytes, a negative number selects a live block to free.
+
+    Zero returns unused memory to CUDA.
+    """
     size = st.integers(1, 4 * MIB) | st.integers(1, 64 * MIB) | st.sampled_from([512, MIB, 2 * MIB, 10 * MIB, 20 * MIB])
-    return draw(st.lists(size | st.integers(-8, -1), max_size=60))
+    return draw(st.lists(size | st.integers(-8, 0), max_size=60))
 
 
 @given(program=programs(), settings=st.sampled_from([AllocatorSettings(), EXPANDABLE, AllocatorSettings(max_split_bytes=20 * MIB)]))
@@ -211,6 +230,8 @@ def test_invariants_hold_for_any_program(program: list[int], settings: Allocator
             address = allocator.malloc(step)
             live[address] = allocator.allocated_bytes - before
             assert live[address] >= step
+        elif step == 0:
+            allocator.empty_cache()
         elif live:
             address = list(live)[step % len(live)]
             allocator.free(address)

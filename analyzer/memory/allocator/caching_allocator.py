@@ -76,7 +76,7 @@ def segment_size(size: int) -> int:
 class _Pool:
     """The free blocks of one pool (small or large) and one stream. No two of them are adjacent."""
 
-    __slots__ = ("always_splits", "end", "ending", "expandable", "keys", "page", "segments", "small", "starting")
+    __slots__ = ("always_splits", "end", "ending", "expandable", "first", "keys", "page", "segments", "small", "starting", "unmapped")
 
     def __init__(self, first: int, *, small: bool, expandable: bool) -> None:
         """`first`: the lowest address of the pool."""
@@ -92,6 +92,9 @@ class _Pool:
         """The sizes of the free blocks by their addresses."""
         self.ending: dict[int, int] = {}
         """The same by the addresses after their last bytes."""
+        self.unmapped: dict[int, int] = {}
+        """The sizes of parts of the expandable segment without memory, by their addresses. What follows its end is not among them."""
+        self.first = first
         self.end = first
         """The address after the expandable segment, or that of the next segment."""
         self.segments: dict[int, int] = {}
@@ -449,17 +452,56 @@ class CachingAllocator:
         return address
 
     def _grow(self, pool: _Pool, size: int) -> tuple[int, int]:
-        """Adds pages to the end of the expandable segment. Address and size of its last block, which was free or is new."""
+        """Maps pages of the expandable segment. Address and size of the block, which may begin with a free one.
+
+        The smallest part without memory that has enough room, with the free blocks beside it, is used before the end of the segment
+        (`find_expandable_block`, `try_allocate_expandable_block`).
+        """
         if self._limited:
-            self._make_room(lambda: round_up(size - pool.growing, pool.page))
-        free = pool.growing
-        address = pool.end - free
-        if free:
-            pool.remove(address, free)
-        more = round_up(size - free, pool.page)
-        pool.end += more
-        self._reserve(more)
-        return address, free + more
+            self._make_room(lambda: sum(mapped for _, _, mapped in self._parts(pool, size)))
+        parts = self._parts(pool, size)
+        for start, length, mapped in parts:
+            if not mapped:
+                pool.remove(start, length)
+                continue
+            if start == pool.end:
+                pool.end += mapped
+            else:
+                del pool.unmapped[start]
+                if mapped < length:
+                    pool.unmapped[start + mapped] = length - mapped
+            self._reserve(mapped)
+        address, length = parts[0][0], sum(mapped or length for _, length, mapped in parts)
+        after = pool.starting.get(address + length, 0)
+        if after:
+            pool.remove(address + length, after)
+        return address, length + after
+
+    def _parts(self, pool: _Pool, size: int) -> list[tuple[int, int, int]]:
+        """Adjacent free blocks and parts without memory for a block: address, size, and bytes that are mapped, 0 for a free block."""
+        for hole in sorted(pool.unmapped, key=lambda address: (pool.unmapped[address], address)):
+            found = self._parts_from(pool, hole - pool.ending.get(hole, 0), size)
+            if found:
+                return found
+        return self._parts_from(pool, pool.end - pool.growing, size)
+
+    def _parts_from(self, pool: _Pool, address: int, size: int) -> list[tuple[int, int, int]]:
+        """The same from an address on; empty if a block in use comes before there is enough."""
+        parts: list[tuple[int, int, int]] = []
+        while size > 0:
+            free, hole = pool.starting.get(address), pool.unmapped.get(address)
+            if free is not None:
+                length, mapped = free, 0
+            elif hole is not None or address == pool.end:
+                mapped = round_up(size, pool.page)
+                length = hole if hole is not None else mapped
+                mapped = min(mapped, length)
+            else:
+                return []
+            parts.append((address, length, mapped))
+            address += mapped or length
+            size -= mapped or length
+        return parts
 
     def _make_room(self, needed: Callable[[], int]) -> None:
         """Returns unused segments to CUDA if the needed bytes exceed the capacity. Raises OutOfMemory if that is not enough."""
@@ -474,13 +516,32 @@ class CachingAllocator:
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
     def _shrink(self, pool: _Pool) -> None:
-        """Unmaps unused pages at the end of an expandable segment. Unused pages in the middle are rare and stay mapped."""
-        free = pool.growing
-        pages = free // pool.page * pool.page
-        if not pages:
-            return
-        pool.remove(pool.end - free, free)
-        pool.end -= pages
-        self.reserved_bytes -= pages
-        if free > pages:
-            pool.add(pool.end - (free - pages), free - pages)
+        """Unmaps the unused pages of an expandable segment (`release_blocks`, `unmap_block`)."""
+        for address, size in sorted(pool.starting.items()):
+            start = pool.first + round_up(address - pool.first, pool.page)
+            end = pool.first + (address + size - pool.first) // pool.page * pool.page
+            if start >= end:
+                continue
+            pool.remove(address, size)
+            if start > address:
+                pool.add(address, start - address)
+            if end < address + size:
+                pool.add(end, address + size - end)
+            pool.unmapped[start] = end - start
+            self.reserved_bytes -= end - start
+        self._drop_last(pool)
+
+    def _drop_last(self, pool: _Pool) -> None:
+        """Joins adjacent parts without memory, and those at the end of the segment with what follows it."""
+        joined: dict[int, int] = {}
+        end = -1
+        for address, size in sorted(pool.unmapped.items()):
+            if address == end:
+                start = next(reversed(joined))
+                joined[start] += size
+            else:
+                joined[address] = size
+            end = address + size
+        if end == pool.end:
+            pool.end, _ = joined.popitem()
+        pool.unmapped = joined
