@@ -116,7 +116,7 @@ _MODEL_NO_EFFECT: Final = frozenset({
     "inference_rng_tracker", "inference_sampling_seed", "moe_per_layer_logging", "is_hybrid_model", "config_logger_dir",
      "async_tensor_model_parallel_allreduce", "moe_extended_tp",
     "moe_router_topk_limited_devices", "dist_train", "query_pre_attn_scalar", "use_cpu_initialization",
-    "symmetric_ar_type", "log_max_attention_logit",
+    "symmetric_ar_type", "log_max_attention_logit", "keep_mtp_spec_in_bf16", "mamba_chunk_size",
     "megatron_core_extras", "extra_checkpoint_metadata", "moe_token_dropping",   "tp_comm_bootstrap_backend",
     "calculate_per_token_loss", "kitchen_attention_backend", "flash_decode",
   "finalize",
@@ -194,8 +194,9 @@ def own_words(config: Tree) -> MegatronWords:
     precision = _mixed_precision(config)
     model |= {name: precision[name] for name in _PRECISION_OF_MODEL if name in precision}
     ddp |= {name: precision[name] for name in _PRECISION_OF_GRADIENTS if name in precision}
-    _overlap(_table(config, "comm_overlap"), model, ddp, data_parallel)
+    _overlap(_table(config, "comm_overlap"), model, ddp, _replicas(config))
     fields = Fields(load_catalogue().newest)
+    found.unknown += _quantized_with_muon(model, ddp, str(optimizer.get("optimizer")))
     found.add(_model(model, fields))
     found.add(_optimizer(optimizer, ddp, fields))
     found.add(_gradients(ddp, optimizer, fields))
@@ -214,12 +215,13 @@ def own_words(config: Tree) -> MegatronWords:
         words=tuple(found.words),
         world=_world(model, data_parallel),
         notes=("The launch is one of Megatron-Bridge: its ConfigContainer is read as options of Megatron-LM.", *notes),
-        statements=tuple(_statements(found, data_parallel, config)),
+        statements=tuple(_statements(found, config)),
         unknown=tuple(found.unknown),
         withheld=found.withheld(),
         tuning=tuning,
         parts=ModelParts(vision=vision.weights).joined(gemma.parts),
         release=release_of_fields(model),
+        validated=False,
     )
 
 
@@ -236,6 +238,11 @@ def _flat(model: Tree) -> Tree:
         flat["mtp_hybrid_override_pattern"] = None
     if flat.get("expert_tensor_parallel_size") is None and (natural(str(flat.get("expert_model_parallel_size"))) or 1) > 1:
         flat["expert_tensor_parallel_size"] = 1  # `_set_moe_expert_tensor_parallel_default` of models/transformer_config.py
+    if flat.get("moe_router_dtype") == "bf16":
+        flat["moe_router_dtype"] = None  # `TopKRouter.routing` raises the type for fp32 and fp64 only
+    flat["pipeline_model_parallel_layout"] = _layout(flat.get("pipeline_model_parallel_layout"))
+    if flat.get("cuda_graph_impl") not in (None, "none"):
+        flat |= dict.fromkeys(("enable_cuda_graph", "external_cuda_graph"), False)  # `__post_init__` set cuda_graph_impl by them
     scope = flat.get("cuda_graph_scope")  # the former name of cuda_graph_modules, whose default is "full"
     if scope is not None and flat.get("cuda_graph_modules") in (None, "full", []):
         flat["cuda_graph_modules"] = scope
@@ -245,6 +252,19 @@ def _flat(model: Tree) -> Tree:
         if frequency == [int(layer % every != 0) for layer in range(1, len(frequency) + 1)]:
             flat["linear_attention_freq"] = every
     return flat
+
+
+def _layout(given: Any) -> Any:
+    """The layers of stages. Raises InputError for an object without them, as a file has it that was written after the setup."""
+    if not isinstance(given, Mapping):
+        return given
+    if given.get("input_data") is None:
+        raise InputError(
+            "model.pipeline_model_parallel_layout",
+            "is an object without its layers, which Megatron-Bridge does not write",
+            "write it on the command line, such as model.pipeline_model_parallel_layout='Ett|ttL'",
+        )
+    return given["input_data"]
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Tree:
@@ -293,6 +313,11 @@ def _overlap(overlap: Tree, model: Tree, ddp: Tree, data_parallel: int | None) -
             ddp[name] = default
 
 
+def _replicas(config: Tree) -> int | None:
+    """The data-parallel size that comm_overlap is applied with, which `runtime_config_update` writes into it."""
+    return natural(str(config.get("data_parallel_size"))) or natural(str(_table(config, "comm_overlap").get("data_parallel_size")))
+
+
 def _in_use(section: Tree) -> Tree:
     """The fields of a section without those of features that are off."""
     off = tuple(beginnings for switch, beginnings in _FEATURES.items() if switch in section and not _is_on(section[switch]))
@@ -333,6 +358,16 @@ def _model(model: Tree, fields: Fields) -> Words:
         if model.get(name) and is_true(model.get(f"{name}_param")) and not is_true(model.get(f"{name}_param_gather")):
             found.words.append(f"--{name}-param-gather")
     return found
+
+
+def _quantized_with_muon(model: Tree, ddp: Tree, optimizer: str) -> list[str]:
+    """Parameters stored in FP8 beside Muon, which Megatron-LM's own script refuses and which are not modelled. They are turned off."""
+    given = [name for name in ("fp8_param", "fp8_param_gather") if is_true(model.get(name)) or is_true(ddp.get(name))]
+    if "muon" not in optimizer or not given or not model.get("fp8"):
+        return []
+    for section in (model, ddp):
+        section |= dict.fromkeys((*given, "reuse_grad_buf_for_mxfp8_param_ag"), False)
+    return [f"model.fp8_param with {optimizer}"]
 
 
 def _copies_weights(model: Tree) -> bool:
@@ -453,9 +488,9 @@ def _world(model: Tree, data_parallel: int | None) -> World | None:
     return World.of(size)
 
 
-def _statements(found: Words, data_parallel: int | None, config: Tree) -> Iterator[str]:
+def _statements(found: Words, config: Tree) -> Iterator[str]:
     yield from found.statements()
-    if _table(config, "comm_overlap") and data_parallel is None:
+    if _table(config, "comm_overlap") and _replicas(config) is None:
         yield "comm_overlap: data parallelism is assumed, with overlapped gradients and parameters, unless it turns them off."
     if is_true(_table(config, "model").get("restore_modelopt_state")):
         yield "model.restore_modelopt_state: the model is counted without quantization."

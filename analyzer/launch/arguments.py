@@ -38,6 +38,9 @@ class Arguments:
     tuning: FineTuning = ALL_PARAMETERS
     """What is trained beside, or instead of, all parameters of the model."""
 
+    validated: bool = True
+    """Whether `validate_args` of Megatron-LM checks the launch (`MegatronWords.validated`)."""
+
     parts: ModelParts = NO_PARTS
     """What its options do not say of the model of --info-model."""
 

@@ -8,7 +8,7 @@ of several equal options the last one wins.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,8 @@ from analyzer.launch.options.option_table import Option, OptionTable
 from analyzer.launch.options.option_values import InvalidValue, convert
 from analyzer.launch.spelling import is_misspelling
 
+NEW_NAMES: Final[Mapping[str, Mapping[object, object]]] = {"experimental_attention_variant": {"gdn": "gated_delta_net"}}
+"""By dest: new names of values of the catalogue (core 0.20: `GDN_ATTENTION_VARIANTS`)."""
 OPEN_CHOICES: Final = frozenset({"tokenizer_type"})
 """Dests for which other values are accepted: forks have further tokenizers, of which only the number of tokens matters."""
 
@@ -142,6 +144,7 @@ def _converted(option: Option, flag: str, word: str) -> object:
         value = convert(word, "exit_signal" if option.dest == "exit_signal" else option.type)
     except InvalidValue as error:
         raise InputError(flag, error.fault, error.remedy) from None
+    value = NEW_NAMES.get(option.dest, {}).get(value, value)
     if option.dest in OPEN_CHOICES and value not in (option.choices or ()):
         if near := [each for each in option.choices or () if is_misspelling(word, str(each))]:
             raise InputError(flag, f"{word!r} is not a valid choice", f"did you mean {near[0]}?")

@@ -53,6 +53,8 @@ class MegatronWords:
     """Further words of the fork for a model with experts that is given by its name."""
     complete: bool = False
     """Whether the words have all that a launch needs beside its model: the fork has a training script of its own."""
+    validated: bool = True
+    """Whether `validate_args` of Megatron-LM checks the launch. Some frameworks build the configuration without it."""
     tuning: FineTuning = ALL_PARAMETERS
     """What is trained beside, or instead of, all parameters of the model."""
     release: LaterRelease | None = None

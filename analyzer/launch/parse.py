@@ -141,6 +141,7 @@ def _arguments(command: _Command, own: MegatronWords, parsed: _Parsed, *, about_
         unknown=(*about_entry, *parsed.statements, *own.statements, *command.statements),
         withheld=own.withheld,
         tuning=_tuning(own.tuning, info),
+        validated=own.validated,
         parts=parsed.parts.joined(own.parts),
         words=parsed.words,
         fork=own.fork.fork.key if own.fork is not None else None,

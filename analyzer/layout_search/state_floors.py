@@ -7,6 +7,7 @@ divided by the expert-parallel sizes, so that the modules of a layer are built o
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from analyzer.layout_search.bounds import ChunkParameters, parameters_of
@@ -18,6 +19,7 @@ from analyzer.memory.screen import least_state_bytes
 from analyzer.modules.inputs import module_inputs
 from analyzer.modules.models.gpt import chunk_modules, layer_kinds
 from analyzer.modules.models.parts import ChunkKind
+from analyzer.specs.rules.hybrid import hybrid_violations
 from analyzer.specs.rules.model import model_violations
 from analyzer.units import DTYPE_BYTES
 
@@ -80,6 +82,7 @@ class StateFloors:
                 mtp_layers=given.model.mtp_num_layers,
             )
             model = replace(given.model, padded_vocab_size=0)  # the vocabulary is padded for every size
-            legal = next(model_violations(model, job.parallel, megatron=job.megatron), None) is None
+            refused = chain(model_violations(model, job.parallel, megatron=job.megatron), hybrid_violations(job))
+            legal = next(refused, None) is None
             self._models[tensor] = parameters_of((chunk_modules(module_inputs(job), layers) if legal else None) or ())
         return self._models[tensor]

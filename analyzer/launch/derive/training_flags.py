@@ -58,7 +58,7 @@ def _max_connections(launch: LaunchInput, parallel: ParallelSpec) -> str | None:
     """CUDA_DEVICE_MAX_CONNECTIONS of the launch. If Megatron requires 1 and it is not set, 1 is assumed.
 
     Megatron asserts that it is 1 under tensor or context parallelism on GPUs before Blackwell, except with full sharding and with
-    `--overlap-moe-expert-parallel-comm`.
+    `--overlap-moe-expert-parallel-comm`. A framework that does not use Megatron's `validate_args` has no such check.
     """
     arguments, gpu = launch.arguments, launch.gpu
     value = launch.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
@@ -68,7 +68,7 @@ def _max_connections(launch: LaunchInput, parallel: ParallelSpec) -> str | None:
     exempt = (
         sharding_flag(arguments) is not None or overlapped or (blackwell and (since(arguments, "0.13") or parallel.tensor == 1))
     )
-    if exempt or not (parallel.tensor > 1 or by_context):
+    if exempt or not arguments.validated or not (parallel.tensor > 1 or by_context):
         return value
     if value is None:
         launch.assume(
