@@ -361,7 +361,7 @@ def _model(model: Tree, fields: Fields) -> Words:
 
 
 def _quantized_with_muon(model: Tree, ddp: Tree, optimizer: str) -> list[str]:
-    """Parameters stored in FP8 beside Muon, which Megatron-LM's own script refuses and which are not modelled. They are turned off."""
+    """Parameters in FP8 beside Muon, which Megatron-LM's own script refuses, and which are turned off: they are not modelled."""
     given = [name for name in ("fp8_param", "fp8_param_gather") if is_true(model.get(name)) or is_true(ddp.get(name))]
     if "muon" not in optimizer or not given or not model.get("fp8"):
         return []

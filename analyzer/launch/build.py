@@ -34,7 +34,7 @@ from analyzer.launch.derive.recompute import recompute_spec
 from analyzer.launch.derive.smallest_world import smallest_world
 from analyzer.launch.derive.training_flags import training_flags
 from analyzer.launch.info_options import MODEL, SAMPLE_LENGTH
-from analyzer.launch.software import check_software, container_of
+from analyzer.launch.software import check_software, software_in
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
 from analyzer.specs.adapters import AdapterLayers, AdapterMethod
@@ -387,7 +387,7 @@ def _model(
 
 
 def _software(arguments: Arguments, model: ModelSpec) -> SoftwareSpec:
-    software = arguments.software or container_of(arguments.release).software
+    software = software_in(arguments)
     check_software(software, model)
     return software
 

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.specs.model import ModelSpec
 from analyzer.specs.release import release_number
 from analyzer.specs.software import SoftwareSpec, version_number
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
 
 NONE: Final = "none"
 """The value of `--info-te` for a training without Transformer Engine."""
@@ -80,6 +83,11 @@ def software_of(
     if torch is not None:
         assumed["torch"] = (torch, "--info-torch")
     return _spec(assumed), _sentence(*assumed["te"], *assumed["torch"])
+
+
+def software_in(arguments: Arguments) -> SoftwareSpec:
+    """The versions of a launch: those that are given or installed, or those of the container of the release."""
+    return arguments.software or container_of(arguments.release).software
 
 
 def check_software(software: SoftwareSpec, model: ModelSpec) -> None:

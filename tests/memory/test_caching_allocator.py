@@ -114,7 +114,7 @@ def test_an_expandable_segment_grows_by_pages_and_splits_without_remainder() -> 
 
 
 def test_unused_pages_inside_an_expandable_segment_are_returned_and_used_again() -> None:
-    """`release_blocks` unmaps each free block, and `find_expandable_block` takes the smallest unmapped part that has enough room."""
+    """`release_blocks` unmaps free blocks, and `find_expandable_block` takes the smallest unmapped part that has enough room."""
     allocator = CachingAllocator(EXPANDABLE)
     allocator.malloc(15 * MIB)
     hole, _, larger, _ = (allocator.malloc(size * MIB) for size in (50, 15, 100, 20))

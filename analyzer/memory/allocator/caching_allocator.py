@@ -76,7 +76,9 @@ def segment_size(size: int) -> int:
 class _Pool:
     """The free blocks of one pool (small or large) and one stream. No two of them are adjacent."""
 
-    __slots__ = ("always_splits", "end", "ending", "expandable", "first", "keys", "page", "segments", "small", "starting", "unmapped")
+    __slots__ = (
+        "always_splits", "end", "ending", "expandable", "first", "keys", "page", "segments", "small", "starting", "unmapped",
+    )  # fmt: skip
 
     def __init__(self, first: int, *, small: bool, expandable: bool) -> None:
         """`first`: the lowest address of the pool."""
@@ -93,7 +95,7 @@ class _Pool:
         self.ending: dict[int, int] = {}
         """The same by the addresses after their last bytes."""
         self.unmapped: dict[int, int] = {}
-        """The sizes of parts of the expandable segment without memory, by their addresses. What follows its end is not among them."""
+        """The sizes of parts without memory inside the expandable segment, by their addresses."""
         self.first = first
         self.end = first
         """The address after the expandable segment, or that of the next segment."""
@@ -478,7 +480,7 @@ class CachingAllocator:
         return address, length + after
 
     def _parts(self, pool: _Pool, size: int) -> list[tuple[int, int, int]]:
-        """Adjacent free blocks and parts without memory for a block: address, size, and bytes that are mapped, 0 for a free block."""
+        """Adjacent free blocks and parts without memory for a block: address, size, and mapped bytes, 0 for a free block."""
         for hole in sorted(pool.unmapped, key=lambda address: (pool.unmapped[address], address)):
             found = self._parts_from(pool, hole - pool.ending.get(hole, 0), size)
             if found:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import analyzer
 from analyzer.errors import InputError
 from analyzer.launch.derive.model.attention_backend import AttentionNeeds, choose_backend
 from analyzer.specs import HardwareSpec
@@ -37,6 +40,29 @@ def test_automatic_choice(gpu: HardwareSpec, deterministic: bool, head_dim: int,
     backend, sentence = choose_backend("auto", needs=needs, gpu=gpu)
     assert backend == picked
     assert picked in sentence
+
+
+@pytest.mark.parametrize(
+    ("te", "more", "picked"),
+    [
+        ("2.11", {"value_head_dim": 128}, "unfused"),
+        ("2.12", {"value_head_dim": 128}, "fused"),
+        ("2.12", {"value_head_dim": 128, "dropout": True}, "unfused"),
+        ("2.12", {"value_head_dim": 128, "sinks": True}, "unfused"),
+    ],
+)
+def test_deterministic_attention_on_blackwell(te: str, more: dict[str, Any], picked: str) -> None:
+    """Heads of DeepSeek-V3. `nvte_get_fused_attn_backend` and `get_attention_backend` of Transformer Engine 2.11 and 2.12."""
+    needs = AttentionNeeds(half_precision=True, head_dim=192, deterministic=True, te_2_12=te == "2.12", **more)
+    assert choose_backend("auto", needs=needs, gpu=BLACKWELL)[0] == picked
+
+
+def test_the_version_of_transformer_engine_decides_on_determinism() -> None:
+    deterministic = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+    launch = f"pretrain_gpt.py {BASE} --attention-dropout 0 --info-gpu B200-192GB --info-world-size 8"
+    for te, backend in (("2.11", "flash"), ("2.12", "fused")):
+        report = analyzer.analyze(f"{launch} --info-te {te}", environ=deterministic)
+        assert report.job.model.attention_backend == backend
 
 
 def test_fp32_uses_unfused_attention() -> None:

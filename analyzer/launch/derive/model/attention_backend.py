@@ -39,6 +39,8 @@ class AttentionNeeds:
     """Elements of a value head if different, in multi-latent attention."""
     context: int = 1
     deterministic: bool = False
+    te_2_12: bool = False
+    """Transformer Engine 2.12 or later, whose fused kernel is deterministic on Blackwell with cuDNN 9.18.1, and not with sinks."""
     max_logit: bool = False
     sinks: bool = False
     """A softmax with a sink (`--softmax-type`); in the fused kernel with cuDNN 9.13.1 or later."""
@@ -112,6 +114,8 @@ def choose_backend(
         sentence += ", with flash-attn 2 installed; without it the peak may be higher"
     if needs.sinks and picked == "fused":
         sentence += ", with cuDNN 9.13.1 or later for the sinks; without it the score matrices exist and the peak is higher"
+    if needs.deterministic and picked == "fused" and capability >= BLACKWELL:
+        sentence += ", with Transformer Engine 2.12 and cuDNN 9.18.1 or later, which are deterministic"
     if off:
         sentence += f", because of {' and '.join(off.values())}; releases since 0.10 start only without that"
     return picked, sentence + "."
@@ -178,9 +182,15 @@ def _flash_3_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> boo
 
 
 def _fused_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
-    deterministic = not needs.deterministic or HOPPER <= capability < BLACKWELL
+    deterministic = not needs.deterministic or _fused_is_deterministic(needs, capability)
     window = needs.window is None or (needs.window[1] == 0 and not needs.dropout)
     return needs.half_precision and capability >= (8, 0) and deterministic and window and _fused_sizes(needs, capability)
+
+
+def _fused_is_deterministic(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
+    if not needs.te_2_12:
+        return HOPPER <= capability < BLACKWELL
+    return not needs.sinks and HOPPER <= capability < CONSUMER_BLACKWELL and (capability < BLACKWELL or not needs.dropout)
 
 
 def _fused_sizes(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:

@@ -19,6 +19,7 @@ from analyzer.launch.derive.model.mtp import mtp_layers
 from analyzer.launch.derive.model.sparse_attention import sparse_attention_spec
 from analyzer.launch.derive.model.window import read_window, softmax_type
 from analyzer.launch.derive.reading import RELEASE_2023, option, positive, share, since, switched_on, text
+from analyzer.launch.software import software_in
 from analyzer.specs import Activation, AttentionBackend, CrossEntropy, Implementation, MlaSpec, ModelSpec, ParallelSpec
 from analyzer.specs.release_changes import core_behavior
 
@@ -141,6 +142,7 @@ def _attention_needs(
         value_head_dim=mla.v_head_dim if mla else None,
         context=parallel.context,
         deterministic=switched_on(arguments, "deterministic_mode") or launch.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
+        te_2_12=not software_in(arguments).te_is_before("2.12"),
         max_logit=switched_on(arguments, "log_max_attention_logit"),
         sinks=softmax_type(arguments, implementation=implementation) != "vanilla",
         dropout=share(arguments, "attention_dropout", 0.1, zero=True) > 0,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.model.attention_backend import AttentionNeeds, choose_backend, switched_off
 from analyzer.launch.derive.reading import option, positive, required, switched_on, text
+from analyzer.launch.software import software_in
 from analyzer.specs import AttentionBackend, FrozenPart, ModelSpec, VisionSpec
 from analyzer.units import round_up
 
@@ -143,6 +144,7 @@ def kernel_of(launch: LaunchInput, model: ModelSpec, *, head_dim: int) -> Attent
         half_precision=switched_on(arguments, "bf16") or switched_on(arguments, "fp16"),
         head_dim=head_dim,
         deterministic=switched_on(arguments, "deterministic_mode") or environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
+        te_2_12=not software_in(arguments).te_is_before("2.12"),
         dropout=model.attention_dropout > 0,
     )
     named = option(arguments, "attention_backend")
