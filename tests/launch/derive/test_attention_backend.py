@@ -12,6 +12,7 @@ import analyzer
 from analyzer.errors import InputError
 from analyzer.launch.derive.model.attention_backend import AttentionNeeds, choose_backend
 from analyzer.specs import HardwareSpec
+from analyzer.specs.software import SoftwareSpec
 from tests.job_of import AMPERE, BASE, BLACKWELL, HOPPER, job_of
 
 VOLTA = HardwareSpec(name="V100", compute_capability=(7, 0))
@@ -53,8 +54,26 @@ def test_automatic_choice(gpu: HardwareSpec, deterministic: bool, head_dim: int,
 )
 def test_deterministic_attention_on_blackwell(te: str, more: dict[str, Any], picked: str) -> None:
     """Heads of DeepSeek-V3. `nvte_get_fused_attn_backend` and `get_attention_backend` of Transformer Engine 2.11 and 2.12."""
-    needs = AttentionNeeds(half_precision=True, head_dim=192, deterministic=True, te_2_12=te == "2.12", **more)
+    needs = AttentionNeeds(half_precision=True, head_dim=192, deterministic=True, software=SoftwareSpec(te=te, torch="2.9"), **more)
     assert choose_backend("auto", needs=needs, gpu=BLACKWELL)[0] == picked
+
+
+@pytest.mark.parametrize(
+    ("te", "capability", "dropout", "picked"),
+    [
+        ("2.17", (10, 3), False, "unfused"),
+        ("2.18", (10, 3), False, "fused"),
+        ("2.18", (10, 3), True, "unfused"),
+        ("2.17", (10, 0), False, "flash"),
+    ],
+)
+def test_heads_of_256_on_blackwell(te: str, capability: tuple[int, int], dropout: bool, picked: str) -> None:
+    """Those of Qwen3.5. flash-attn 2 has them on B200 and GB200, and not on B300 and GB300 (Transformer Engine 2.17 and 2.18)."""
+    needs = AttentionNeeds(half_precision=True, head_dim=256, dropout=dropout, software=SoftwareSpec(te=te, torch="2.12"))
+    gpu = HardwareSpec(compute_capability=capability)
+    backend, sentence = choose_backend("auto", needs=needs, gpu=gpu)
+    assert backend == picked
+    assert ("--info-te 2.18" in sentence) is (te == "2.17" and picked == "unfused")
 
 
 def test_the_version_of_transformer_engine_decides_on_determinism() -> None:

@@ -1,10 +1,9 @@
 """The attention kernel that Transformer Engine selects. It decides whether the score matrices exist.
 
-Transformer Engine 2.11, `get_attention_backend`
-(transformer_engine/pytorch/attention/dot_product_attention/utils.py), without the parts on fp8, packed sequences
-and biases, which do not occur here. Head sizes of the fused kernel: `nvte_get_fused_attn_backend`
+`get_attention_backend` (transformer_engine/pytorch/attention/dot_product_attention/utils.py) of Transformer Engine 2.11, without the
+parts on fp8, packed sequences and biases, which do not occur here. Head sizes of the fused kernel: `nvte_get_fused_attn_backend`
 (transformer_engine/common/fused_attn/fused_attn.cpp) with cuDNN 9.5 or later, on Blackwell and for heads of two sizes
-9.11 or later.
+9.11 or later. Later releases have more kernels on Blackwell: deterministic ones in 2.12 with cuDNN 9.18.1, and heads of 256 in 2.18.
 Megatron turns `--attention-backend` into the environment variables that this function reads
 (`_set_attention_backend` in megatron/core/models/common/language_module/language_module.py, 0.16.1).
 """
@@ -18,6 +17,7 @@ from typing import Final, cast
 
 from analyzer.errors import InputError
 from analyzer.specs import AttentionBackend, HardwareSpec
+from analyzer.specs.software import SoftwareSpec
 
 HOPPER: Final = (9, 0)
 BLACKWELL: Final = (10, 0)
@@ -26,6 +26,11 @@ KERNELS: Final = ("flash", "fused", "unfused")
 _SWITCHES: Final = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 _ALLOWED: Final = {"auto": "111", "flash": "100", "fused": "010", "unfused": "001"}
 """For each --attention-backend, the values that Megatron sets the three variables to."""
+
+
+_READ: Final = SoftwareSpec(te="2.11", torch="2.9")
+_OF_256: Final = "2.18"
+"""The release of Transformer Engine whose fused kernel has heads of 256 on Blackwell, with cuDNN 9.23."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +44,7 @@ class AttentionNeeds:
     """Elements of a value head if different, in multi-latent attention."""
     context: int = 1
     deterministic: bool = False
-    te_2_12: bool = False
-    """Transformer Engine 2.12 or later, whose fused kernel is deterministic on Blackwell with cuDNN 9.18.1, and not with sinks."""
+    software: SoftwareSpec = _READ
     max_logit: bool = False
     sinks: bool = False
     """A softmax with a sink (`--softmax-type`); in the fused kernel with cuDNN 9.13.1 or later."""
@@ -114,6 +118,11 @@ def choose_backend(
         sentence += ", with flash-attn 2 installed; without it the peak may be higher"
     if needs.sinks and picked == "fused":
         sentence += ", with cuDNN 9.13.1 or later for the sinks; without it the score matrices exist and the peak is higher"
+    if _fused_of_256(needs, capability):
+        if picked == "fused":
+            sentence += f", with Transformer Engine {_OF_256} and cuDNN 9.23 or later"
+        elif picked == "unfused":
+            sentence += f"; Transformer Engine {_OF_256} with cuDNN 9.23 has a kernel without score matrices (--info-te {_OF_256})"
     if needs.deterministic and picked == "fused" and capability >= BLACKWELL:
         sentence += ", with Transformer Engine 2.12 and cuDNN 9.18.1 or later, which are deterministic"
     if off:
@@ -184,11 +193,18 @@ def _flash_3_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> boo
 def _fused_supports(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
     deterministic = not needs.deterministic or _fused_is_deterministic(needs, capability)
     window = needs.window is None or (needs.window[1] == 0 and not needs.dropout)
-    return needs.half_precision and capability >= (8, 0) and deterministic and window and _fused_sizes(needs, capability)
+    sizes = _fused_sizes(needs, capability) or (not needs.software.te_is_before(_OF_256) and _fused_of_256(needs, capability))
+    return needs.half_precision and capability >= (8, 0) and deterministic and window and sizes
+
+
+def _fused_of_256(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
+    """Heads of 256 on Blackwell, whose backward is always the deterministic one."""
+    plain = not (_two_sizes(needs) or needs.dropout or needs.sinks)
+    return plain and needs.head_dim == 256 and BLACKWELL <= capability < (11, 0)
 
 
 def _fused_is_deterministic(needs: AttentionNeeds, capability: tuple[int, int]) -> bool:
-    if not needs.te_2_12:
+    if needs.software.te_is_before("2.12"):
         return HOPPER <= capability < BLACKWELL
     return not needs.sinks and HOPPER <= capability < CONSUMER_BLACKWELL and (capability < BLACKWELL or not needs.dropout)
 

@@ -142,7 +142,7 @@ def _attention_needs(
         value_head_dim=mla.v_head_dim if mla else None,
         context=parallel.context,
         deterministic=switched_on(arguments, "deterministic_mode") or launch.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
-        te_2_12=not software_in(arguments).te_is_before("2.12"),
+        software=software_in(arguments),
         max_logit=switched_on(arguments, "log_max_attention_logit"),
         sinks=softmax_type(arguments, implementation=implementation) != "vanilla",
         dropout=share(arguments, "attention_dropout", 0.1, zero=True) > 0,

@@ -144,7 +144,7 @@ def kernel_of(launch: LaunchInput, model: ModelSpec, *, head_dim: int) -> Attent
         half_precision=switched_on(arguments, "bf16") or switched_on(arguments, "fp16"),
         head_dim=head_dim,
         deterministic=switched_on(arguments, "deterministic_mode") or environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
-        te_2_12=not software_in(arguments).te_is_before("2.12"),
+        software=software_in(arguments),
         dropout=model.attention_dropout > 0,
     )
     named = option(arguments, "attention_backend")
