@@ -24,7 +24,9 @@ from analyzer.frameworks.yaml_files import keys_of, override, read_tree
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
+from analyzer.launch.options.choose_release import LaterRelease
 from analyzer.specs.fine_tuning import FineTuning
+from analyzer.specs.release_changes import core_behavior
 from analyzer.specs.vision_part import ModelParts
 from analyzer.units import natural, round_up
 
@@ -199,6 +201,7 @@ def own_words(config: Tree) -> MegatronWords:
     found.unknown += _quantized_with_muon(model, ddp, str(optimizer.get("optimizer")))
     found.add(_model(model, fields))
     found.add(_optimizer(optimizer, ddp, fields))
+    found.words += _layout_of_muon(str(optimizer.get("optimizer")), release_of_fields(model))
     found.add(_gradients(ddp, optimizer, fields))
     found.add(fields.words({name: _table(config, "train").get(name) for name in _TRAIN}))
     found.words += ["--use-torch-fsdp2"] if is_true(_table(config, "dist").get("use_torch_fsdp2")) else []
@@ -368,6 +371,12 @@ def _quantized_with_muon(model: Tree, ddp: Tree, optimizer: str) -> list[str]:
     for section in (model, ddp):
         section |= dict.fromkeys((*given, "reuse_grad_buf_for_mxfp8_param_ag"), False)
     return [f"model.fp8_param with {optimizer}"]
+
+
+def _layout_of_muon(optimizer: str, release: LaterRelease | None) -> list[str]:
+    """Megatron-Bridge wraps a model without a layout of its buffers for the layer-wise optimizer (models/model_provider.py)."""
+    has_layout = release is not None and core_behavior(release.release).has_layer_wise_layout
+    return ["--no-use-layer-wise-param-layout"] if "muon" in optimizer and has_layout else []
 
 
 def _copies_weights(model: Tree) -> bool:

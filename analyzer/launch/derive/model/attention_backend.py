@@ -1,9 +1,10 @@
 """The attention kernel that Transformer Engine selects. It decides whether the score matrices exist.
 
-`get_attention_backend` (transformer_engine/pytorch/attention/dot_product_attention/utils.py) of Transformer Engine 2.11, without the
-parts on fp8, packed sequences and biases, which do not occur here. Head sizes of the fused kernel: `nvte_get_fused_attn_backend`
+`get_attention_backend` of Transformer Engine 2.11
+(transformer_engine/pytorch/attention/dot_product_attention/utils.py), without the parts on fp8, packed sequences
+and biases, which do not occur here. Head sizes of the fused kernel: `nvte_get_fused_attn_backend`
 (transformer_engine/common/fused_attn/fused_attn.cpp) with cuDNN 9.5 or later, on Blackwell and for heads of two sizes
-9.11 or later. Later releases have more kernels on Blackwell: deterministic ones in 2.12 with cuDNN 9.18.1, and heads of 256 in 2.18.
+9.11 or later. Later releases have more kernels on Blackwell: deterministic ones in 2.12 with cuDNN 9.18.1, heads of 256 in 2.18.
 Megatron turns `--attention-backend` into the environment variables that this function reads
 (`_set_attention_backend` in megatron/core/models/common/language_module/language_module.py, 0.16.1).
 """
