@@ -26,6 +26,7 @@ from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.choose_release import LaterRelease
 from analyzer.specs.fine_tuning import FineTuning
+from analyzer.specs.release import release_number
 from analyzer.specs.release_changes import core_behavior
 from analyzer.specs.vision_part import ModelParts
 from analyzer.units import natural, round_up
@@ -197,18 +198,18 @@ def own_words(config: Tree) -> MegatronWords:
     model |= {name: precision[name] for name in _PRECISION_OF_MODEL if name in precision}
     ddp |= {name: precision[name] for name in _PRECISION_OF_GRADIENTS if name in precision}
     _overlap(_table(config, "comm_overlap"), model, ddp, _replicas(config))
-    fields = Fields(load_catalogue().newest)
+    fields, release = Fields(load_catalogue().newest), release_of_fields(model)
     found.unknown += _quantized_with_muon(model, ddp, str(optimizer.get("optimizer")))
     found.add(_model(model, fields))
     found.add(_optimizer(optimizer, ddp, fields))
-    found.words += _layout_of_muon(str(optimizer.get("optimizer")), release_of_fields(model))
+    found.words += _layout_of_muon(str(optimizer.get("optimizer")), release)
     found.add(_gradients(ddp, optimizer, fields))
     found.add(fields.words({name: _table(config, "train").get(name) for name in _TRAIN}))
     found.words += ["--use-torch-fsdp2"] if is_true(_table(config, "dist").get("use_torch_fsdp2")) else []
     length, notes = _sequence(config, model)
     check_packing(gemma.parts, packed=bool(notes))
     found.words += length
-    found.words += _vocabulary(model, _table(config, "tokenizer"))
+    found.words += _vocabulary(model, _table(config, "tokenizer"), release)
     peft = _table(config, "peft")
     kind = kind_of(str(peft.get(TARGET)))
     adapter = bridge_adapter(peft, "peft", kind) if peft else None
@@ -223,7 +224,7 @@ def own_words(config: Tree) -> MegatronWords:
         withheld=found.withheld(),
         tuning=tuning,
         parts=ModelParts(vision=vision.weights).joined(gemma.parts),
-        release=release_of_fields(model),
+        release=release,
         validated=False,
     )
 
@@ -237,7 +238,7 @@ def _flat(model: Tree) -> Tree:
     main, own = flat.get("hybrid_layer_pattern"), flat.get("mtp_hybrid_override_pattern")
     if main and own:
         layers = natural(str(flat.get("mtp_num_layers"))) or 0
-        flat["hybrid_layer_pattern"] = "/".join([str(main), *[str(own)] * layers])
+        flat["hybrid_layer_pattern"] = "/".join([str(main).partition("/")[0], *[str(own)] * layers])  # after the setup it has them
         flat["mtp_hybrid_override_pattern"] = None
     if flat.get("expert_tensor_parallel_size") is None and (natural(str(flat.get("expert_model_parallel_size"))) or 1) > 1:
         flat["expert_tensor_parallel_size"] = 1  # `_set_moe_expert_tensor_parallel_default` of models/transformer_config.py
@@ -467,8 +468,11 @@ def _sequence(config: Tree, model: Tree) -> tuple[list[str], list[str]]:
     return [*words, *(["--no-create-attention-mask-in-dataloader"] if skipped else [])], notes
 
 
-def _vocabulary(model: Tree, tokenizer: Tree) -> list[str]:
-    """The rows of the embedding: given, or those of the tokenizer (`_validate_and_set_vocab_size`)."""
+def _vocabulary(model: Tree, tokenizer: Tree, release: LaterRelease | None) -> list[str]:
+    """The rows of the embedding: given, or those of the tokenizer (`_validate_and_set_vocab_size`).
+
+    NullTokenizer of Megatron-LM adds a token up to core 0.17.
+    """
     tensor = natural(str(model.get("tensor_model_parallel_size"))) or 1
     divisible_by = natural(str(model.get("make_vocab_size_divisible_by"))) or 128
     given = model.get("vocab_size")
@@ -479,7 +483,8 @@ def _vocabulary(model: Tree, tokenizer: Tree) -> list[str]:
         )
     if size:
         rows = round_up(size, divisible_by * tensor) if is_true(model.get("should_pad_vocab")) else size
-        return ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(size - 1), "--padded-vocab-size", str(rows)]
+        added = release is None or release_number(release.release) < release_number("0.18")
+        return ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(size - added), "--padded-vocab-size", str(rows)]
     words = ["--make-vocab-size-divisible-by", str(divisible_by)]
     for name in ("tokenizer_type", "tokenizer_model", "vocab_size"):
         value = tokenizer.get(name)

@@ -474,6 +474,8 @@ def test_a_periodic_list_of_linear_attention_is_a_number(given: object, read: ob
 def test_mtp_layers_of_a_hybrid_follow_its_pattern() -> None:
     found = _flat({"hybrid_layer_pattern": "M*ME", "mtp_hybrid_override_pattern": "*E", "mtp_num_layers": 2})
     assert (found["hybrid_layer_pattern"], found["mtp_hybrid_override_pattern"]) == ("M*ME/*E/*E", None)
+    again = _flat({**found, "mtp_hybrid_override_pattern": "*E"})  # `HybridModelProvider.finalize` leaves the pattern of MTP layers
+    assert again["hybrid_layer_pattern"] == found["hybrid_layer_pattern"]
 
 
 def test_experts_are_not_split_by_tensor_parallelism_unless_it_is_said(folder: Path) -> None:
