@@ -282,7 +282,7 @@ def _refuse_other(model: Tree) -> None:
     key = next((each for each in _OTHER_KEYS if model.get(each)), None)
     if _OTHER.search(name) or key:
         fault = f"{name or key} builds a model of another kind than GPTs and Mamba hybrids, which are read from a container"
-        remedy = "give that of a text model, or of a vision-language model of Qwen, GLM-4.5V or Gemma 3"
+        remedy = "give that of a text model, or of a vision-language model of Qwen, GLM-4.5V, Gemma 3 or Ministral 3"
         raise UnsupportedError("model", fault, remedy)
 
 

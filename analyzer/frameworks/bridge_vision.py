@@ -1,7 +1,7 @@
 """The vision part of a model in a ConfigContainer of Megatron-Bridge.
 
 Sources: models/qwen_vl/{qwen25_vl,qwen3_vl,qwen35_vl}_provider.py, models/glm_vl/glm_45v_provider.py and
-models/gemma_vl/gemma3_vl_provider.py of Megatron-Bridge, August 2026.
+models/gemma_vl/gemma3_vl_provider.py and models/ministral3/ of Megatron-Bridge, August 2026.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ PROVIDERS: Final[Mapping[str, str]] = {
     "Qwen35VLMoEModelProvider": "qwen3_5_moe",
     "GLM45VModelProvider": "glm4v_moe",
     "Gemma3VLModelProvider": "gemma3",
+    "Ministral3ModelProvider": "mistral3",
 }
 """The model_type of a configuration by the class of a provider."""
 _READ: Final = frozenset({
@@ -37,7 +38,7 @@ _READ: Final = frozenset({
     "spatial_merge_size", "num_position_embeddings", "out_hidden_size", "deepstack_visual_indexes", "pretrained_model_name",
     "head_dim", "mlp_only_layers", "decoder_sparse_step", "add_encoder", "add_decoder", "hetereogenous_dist_checkpoint",
     "vision_cuda_graph_scope", "max_vision_cuda_graph_seq_length", "modality_keys", "vision_projector_config",
-    "mm_tokens_per_image", "is_vision_language", *(f"freeze_{part}" for part in FROZEN_PARTS),
+    "mm_tokens_per_image", "is_vision_language", "hf_config", *(f"freeze_{part}" for part in FROZEN_PARTS),
 })  # fmt: skip
 """Fields of the vision part and of its tokens, which are read here or have no effect on the memory of the language model."""
 _NO_GRAPHS: Final = ("vision_cuda_graph_impl", "none")
@@ -61,16 +62,25 @@ def read_vision(model: Tree) -> Vision:
     if is_true(model.get("use_hf_vision_model")) or (isinstance(apart, Mapping) and is_true(apart.get("use_dist_train"))):
         fault = "a vision part of transformers, or on other GPUs than the language model, is not modelled"
         raise UnsupportedError("model", fault, "leave out model.use_hf_vision_model and model.dist_train.use_dist_train")
-    given = model.get("vision_config")
+    whole = model.get("hf_config")
+    whole = whole if isinstance(whole, Mapping) else {}
+    given = model.get("vision_config") or whole.get("vision_config")
     fields: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     inner = fields.get("config_dict")
     fields = {key: value for key, value in (inner if isinstance(inner, Mapping) else fields).items() if key != TARGET}
     width = natural(str(model.get("hidden_size"))) or 1
-    values = {"model_type": kind, "vision_config": {"hidden_size": 1152 if kind.startswith("qwen3") else None, **fields}}
+    vision = {"hidden_size": 1152 if kind.startswith("qwen3") else None, **fields}
+    values = {**_of_projector(whole), "model_type": kind, "vision_config": vision}
     weights = vision_weights(Configuration(values, name), width=width)
     training = bridge_vision({key: value for key, value in model.items() if key.startswith("freeze_")}, "model.")
-    if kind == "gemma3":
+    if kind in ("gemma3", "mistral3"):
         return Vision(weights, training, {key: value for key, value in model.items() if key not in _READ})
     # three positions of a token, which fused kernels do not rotate by; they save no tensor more than one
     language = {key: value for key, value in model.items() if key not in _READ and (key, value) != _NO_GRAPHS}
     return Vision(weights, training, language | {"position_embedding_type": "rope", "apply_rope_fusion": False})
+
+
+def _of_projector(config: Mapping[str, Any]) -> Tree:
+    """Fields of a whole configuration of transformers, which Mistral 3 has, that its projector is built by."""
+    names = ("spatial_merge_size", "multimodal_projector_bias", "vision_feature_layer")
+    return {name: config[name] for name in names if name in config}

@@ -1,8 +1,8 @@
 """The weights of the parts of models of Hugging Face for images and sound, from `vision_config` and `audio_config`.
 
-Source: the modules in src/transformers/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,glm4v_moe,internvl,qwen2_5_omni,qwen3_omni_moe,siglip}
-of transformers 5.24.0, with the defaults of their configuration classes. `InternVisionModel` of InternVL's own code has the weights
-of InternVLVisionModel, with those of queries, keys and values in one matrix.
+Source: the modules in src/transformers/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,glm4v_moe,internvl,qwen2_5_omni,qwen3_omni_moe,
+siglip,pixtral,mistral3} of transformers 5.24.0, with the defaults of their configuration classes. `InternVisionModel` of InternVL's
+own code has the weights of InternVLVisionModel, with those of queries, keys and values in one matrix.
 """
 
 from __future__ import annotations
@@ -218,6 +218,34 @@ def _siglip(config: Configuration, width: int) -> Iterator[VisionWeight]:
     yield from _linear("multi_modal_projector.proj", width, hidden, bias=False, split=_COLUMN)
 
 
+def _pixtral(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """Mistral 3: Pixtral's encoder, and a projector that joins neighboring tokens before its two layers."""
+    vision = config.nested("vision_config")
+    hidden, depth = vision.integer("hidden_size", 1024), vision.integer("num_hidden_layers", 24)
+    ffn, patch = vision.integer("intermediate_size", 4096), vision.integer("patch_size", 14)
+    heads = vision.integer("num_attention_heads", 16) * vision.integer(
+        "head_dim", hidden // vision.integer("num_attention_heads", 16)
+    )
+    yield from _linear("patch_conv", hidden, vision.integer("num_channels", 3), bias=False, window=(patch, patch))
+    yield from _norm("ln_pre", hidden, bias=False)
+    layer = "transformer.layers.*"
+    for name in ("attention_norm", "ffn_norm"):
+        yield from _norm(f"{layer}.{name}", hidden, copies=depth, bias=False)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        yield from _linear(f"{layer}.attention.{name}", heads, hidden, copies=depth, bias=False)
+    yield from _linear(f"{layer}.attention.o_proj", hidden, heads, copies=depth, bias=False)
+    for name in ("gate_proj", "up_proj"):
+        yield from _linear(f"{layer}.feed_forward.{name}", ffn, hidden, copies=depth, bias=False)
+    yield from _linear(f"{layer}.feed_forward.down_proj", hidden, ffn, copies=depth, bias=False)
+    biased, read = config.flag("multimodal_projector_bias", False), config.get("vision_feature_layer")
+    layers = len(read) if isinstance(read, list) else 1
+    yield from _norm("multi_modal_projector.norm", hidden, bias=False)
+    merged = hidden * config.integer("spatial_merge_size", 2) ** 2
+    yield from _linear("multi_modal_projector.patch_merger.merging_layer", hidden, merged, bias=False)
+    yield from _linear("multi_modal_projector.linear_1", width, hidden * layers, bias=biased)
+    yield from _linear("multi_modal_projector.linear_2", width, width, bias=biased)
+
+
 def _side(vision: Configuration, key: str, default: int) -> int:
     """The height and width of an image or a patch. Raises UnsupportedError if they differ."""
     value = vision.get(key)
@@ -293,6 +321,7 @@ _FAMILIES: Final[dict[str, tuple[_Reader, tuple[str, ...]]]] = {
     "glm4v": (_glm, ("merger.",)),
     "glm4v_moe": (_glm, ("merger.",)),
     "gemma3": (_siglip, ("multi_modal_projector.",)),
+    "mistral3": (_pixtral, ("multi_modal_projector.",)),
     "internvl": (_intern, ("projector.",)),
     "internvl_chat": (_intern, ("projector.",)),
     "qwen2_5_omni": (_qwen2_5_omni, ("merger.", "audio_tower.proj.")),
