@@ -15,6 +15,7 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, frozen_parts, kind_of, unknown_fields
 from analyzer.frameworks.bridge_defaults import release_of_fields, with_defaults
 from analyzer.frameworks.bridge_gemma import check_packing, read_gemma
+from analyzer.frameworks.bridge_model import flat, layout_of_muon, quantized_with_muon
 from analyzer.frameworks.bridge_vision import PROVIDERS, read_vision
 from analyzer.frameworks.containers import TARGET, Tree, from_yaml
 from analyzer.frameworks.options import Fields, Words, is_true
@@ -27,7 +28,6 @@ from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.choose_release import LaterRelease
 from analyzer.specs.fine_tuning import FineTuning
 from analyzer.specs.release import release_number
-from analyzer.specs.release_changes import core_behavior
 from analyzer.specs.vision_part import ModelParts
 from analyzer.units import natural, round_up
 
@@ -191,7 +191,7 @@ def own_words(config: Tree) -> MegatronWords:
     vision = read_vision(model)
     frozen = frozen_parts(model, "model")
     gemma = read_gemma(vision.model)
-    model = with_defaults(_flat(gemma.model))
+    model = with_defaults(flat(gemma.model))
     data_parallel = natural(str(config.get("data_parallel_size")))
     found = Words()
     precision = _mixed_precision(config)
@@ -199,10 +199,10 @@ def own_words(config: Tree) -> MegatronWords:
     ddp |= {name: precision[name] for name in _PRECISION_OF_GRADIENTS if name in precision}
     _overlap(_table(config, "comm_overlap"), model, ddp, _replicas(config))
     fields, release = Fields(load_catalogue().newest), release_of_fields(model)
-    found.unknown += _quantized_with_muon(model, ddp, str(optimizer.get("optimizer")))
+    found.unknown += quantized_with_muon(model, ddp, str(optimizer.get("optimizer")))
     found.add(_model(model, fields))
     found.add(_optimizer(optimizer, ddp, fields))
-    found.words += _layout_of_muon(str(optimizer.get("optimizer")), release)
+    found.words += layout_of_muon(str(optimizer.get("optimizer")), release)
     found.add(_gradients(ddp, optimizer, fields))
     found.add(fields.words({name: _table(config, "train").get(name) for name in _TRAIN}))
     found.words += ["--use-torch-fsdp2"] if is_true(_table(config, "dist").get("use_torch_fsdp2")) else []
@@ -227,48 +227,6 @@ def own_words(config: Tree) -> MegatronWords:
         release=release,
         validated=False,
     )
-
-
-def _flat(model: Tree) -> Tree:
-    """The fields of a model. Its later configurations (BridgeGPTModelConfig) have those of TransformerConfig in `transformer`.
-
-    MTP layers of a hybrid have a pattern of their own, which Megatron-LM appends for each of them (`MambaModelProvider`).
-    """
-    flat = {**_table(model, "transformer"), **{name: value for name, value in model.items() if name != "transformer"}}
-    main, own = flat.get("hybrid_layer_pattern"), flat.get("mtp_hybrid_override_pattern")
-    if main and own:
-        layers = natural(str(flat.get("mtp_num_layers"))) or 0
-        flat["hybrid_layer_pattern"] = "/".join([str(main).partition("/")[0], *[str(own)] * layers])  # after the setup it has them
-        flat["mtp_hybrid_override_pattern"] = None
-    if flat.get("expert_tensor_parallel_size") is None and (natural(str(flat.get("expert_model_parallel_size"))) or 1) > 1:
-        flat["expert_tensor_parallel_size"] = 1  # `_set_moe_expert_tensor_parallel_default` of models/transformer_config.py
-    if flat.get("moe_router_dtype") == "bf16":
-        flat["moe_router_dtype"] = None  # `TopKRouter.routing` raises the type for fp32 and fp64 only
-    flat["pipeline_model_parallel_layout"] = _layout(flat.get("pipeline_model_parallel_layout"))
-    if flat.get("cuda_graph_impl") not in (None, "none"):
-        flat |= dict.fromkeys(("enable_cuda_graph", "external_cuda_graph"), False)  # `__post_init__` set cuda_graph_impl by them
-    scope = flat.get("cuda_graph_scope")  # the former name of cuda_graph_modules, whose default is "full"
-    if scope is not None and flat.get("cuda_graph_modules") in (None, "full", []):
-        flat["cuda_graph_modules"] = scope
-    frequency = flat.get("linear_attention_freq")
-    if isinstance(frequency, list) and 0 in frequency:
-        every = frequency.index(0) + 1
-        if frequency == [int(layer % every != 0) for layer in range(1, len(frequency) + 1)]:
-            flat["linear_attention_freq"] = every
-    return flat
-
-
-def _layout(given: Any) -> Any:
-    """The layers of stages. Raises InputError for an object without them, as a file has it that was written after the setup."""
-    if not isinstance(given, Mapping):
-        return given
-    if given.get("input_data") is None:
-        raise InputError(
-            "model.pipeline_model_parallel_layout",
-            "is an object without its layers, which Megatron-Bridge does not write",
-            "write it on the command line, such as model.pipeline_model_parallel_layout='Ett|ttL'",
-        )
-    return given["input_data"]
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Tree:
@@ -362,22 +320,6 @@ def _model(model: Tree, fields: Fields) -> Words:
         if model.get(name) and is_true(model.get(f"{name}_param")) and not is_true(model.get(f"{name}_param_gather")):
             found.words.append(f"--{name}-param-gather")
     return found
-
-
-def _quantized_with_muon(model: Tree, ddp: Tree, optimizer: str) -> list[str]:
-    """Parameters in FP8 beside Muon, which Megatron-LM's own script refuses, and which are turned off: they are not modelled."""
-    given = [name for name in ("fp8_param", "fp8_param_gather") if is_true(model.get(name)) or is_true(ddp.get(name))]
-    if "muon" not in optimizer or not given or not model.get("fp8"):
-        return []
-    for section in (model, ddp):
-        section |= dict.fromkeys((*given, "reuse_grad_buf_for_mxfp8_param_ag"), False)
-    return [f"model.fp8_param with {optimizer}"]
-
-
-def _layout_of_muon(optimizer: str, release: LaterRelease | None) -> list[str]:
-    """Megatron-Bridge wraps a model without a layout of its buffers for the layer-wise optimizer (models/model_provider.py)."""
-    has_layout = release is not None and core_behavior(release.release).has_layer_wise_layout
-    return ["--no-use-layer-wise-param-layout"] if "muon" in optimizer and has_layout else []
 
 
 def _copies_weights(model: Tree) -> bool:

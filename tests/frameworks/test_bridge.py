@@ -14,7 +14,7 @@ import pytest
 import analyzer
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.frameworks.bridge import _flat
+from analyzer.frameworks.bridge_model import flat
 from analyzer.specs import AdapterSpec, TrainingJob
 from tests.frameworks.files import batch, job, layout, write
 
@@ -468,13 +468,13 @@ def test_gathers_are_overlapped_only_with_reductions(folder: Path) -> None:
 
 @pytest.mark.parametrize(("given", "read"), [([1, 1, 1, 0] * 2, 4), ([1, 0, 1, 1], [1, 0, 1, 1]), (3, 3)])
 def test_a_periodic_list_of_linear_attention_is_a_number(given: object, read: object) -> None:
-    assert _flat({"linear_attention_freq": given})["linear_attention_freq"] == read
+    assert flat({"linear_attention_freq": given})["linear_attention_freq"] == read
 
 
 def test_mtp_layers_of_a_hybrid_follow_its_pattern() -> None:
-    found = _flat({"hybrid_layer_pattern": "M*ME", "mtp_hybrid_override_pattern": "*E", "mtp_num_layers": 2})
+    found = flat({"hybrid_layer_pattern": "M*ME", "mtp_hybrid_override_pattern": "*E", "mtp_num_layers": 2})
     assert (found["hybrid_layer_pattern"], found["mtp_hybrid_override_pattern"]) == ("M*ME/*E/*E", None)
-    again = _flat({**found, "mtp_hybrid_override_pattern": "*E"})  # `HybridModelProvider.finalize` leaves the pattern of MTP layers
+    again = flat({**found, "mtp_hybrid_override_pattern": "*E"})  # `HybridModelProvider.finalize` leaves the pattern of MTP layers
     assert again["hybrid_layer_pattern"] == found["hybrid_layer_pattern"]
 
 

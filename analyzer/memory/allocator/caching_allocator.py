@@ -16,6 +16,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from analyzer.memory.allocator.pool import ADDRESS, ADDRESS_BITS, LARGE_SEGMENT, SMALL_SEGMENT, Pool
 from analyzer.memory.allocator.settings import UNLIMITED, AllocatorSettings, rounded
 from analyzer.modules.tree import SIDE_STREAM
 from analyzer.units import MIB, round_up
@@ -23,8 +24,6 @@ from analyzer.units import MIB, round_up
 MIN_BLOCK: Final = 512
 SMALL_SIZE: Final = 1 * MIB
 """Requests of up to this size use the small pool; `kSmallSize`."""
-SMALL_SEGMENT: Final = 2 * MIB
-LARGE_SEGMENT: Final = 20 * MIB
 MIN_LARGE_ALLOCATION: Final = 10 * MIB
 """Requests of at least this size get a separate segment."""
 ROUND_LARGE: Final = 2 * MIB
@@ -32,9 +31,6 @@ DEFAULTS: Final = AllocatorSettings()
 CAPTURES: Final = 4
 """The identifier of the stream of captures. Its pool stands for the private pool of CUDA graphs, whose segments are not returned to
 CUDA while the graphs exist (`release_cached_blocks`)."""
-ADDRESS_BITS: Final = 62
-"""Addresses are below 2 to this power."""
-ADDRESS: Final = (1 << ADDRESS_BITS) - 1
 POOL_BITS: Final = 48
 """The addresses of a pool begin with its number, shifted by this."""
 
@@ -73,84 +69,6 @@ def segment_size(size: int) -> int:
     return LARGE_SEGMENT if size < MIN_LARGE_ALLOCATION else round_up(size, ROUND_LARGE)
 
 
-class _Pool:
-    """The free blocks of one pool (small or large) and one stream. No two of them are adjacent."""
-
-    __slots__ = (
-        "always_splits", "end", "ending", "expandable", "first", "keys", "page", "segments", "small", "starting", "unmapped",
-    )  # fmt: skip
-
-    def __init__(self, first: int, *, small: bool, expandable: bool) -> None:
-        """`first`: the lowest address of the pool."""
-        self.small = small
-        self.expandable = expandable
-        self.page = SMALL_SEGMENT if small else LARGE_SEGMENT
-        """By how many bytes an expandable segment grows."""
-        self.always_splits = small or expandable
-        """False for the large pool without expandable segments, whose blocks are not split if 1 MiB or less would remain."""
-        self.keys: list[int] = []
-        """The keys of the free blocks, sorted: the size, shifted by `ADDRESS_BITS`, plus the address."""
-        self.starting: dict[int, int] = {}
-        """The sizes of the free blocks by their addresses."""
-        self.ending: dict[int, int] = {}
-        """The same by the addresses after their last bytes."""
-        self.unmapped: dict[int, int] = {}
-        """The sizes of parts without memory inside the expandable segment, by their addresses."""
-        self.first = first
-        self.end = first
-        """The address after the expandable segment, or that of the next segment."""
-        self.segments: dict[int, int] = {}
-        """The sizes of the segments by their addresses, without expandable ones and those that are never freed."""
-
-    def add(self, address: int, size: int) -> None:
-        """Adds a free block that has no free neighbours."""
-        self.starting[address] = self.ending[address + size] = size
-        insort(self.keys, (size << ADDRESS_BITS) + address)
-
-    def remove(self, address: int, size: int) -> None:
-        """Removes a free block."""
-        del self.starting[address], self.ending[address + size]
-        del self.keys[bisect_left(self.keys, (size << ADDRESS_BITS) + address)]
-
-    def merge(self, address: int, size: int) -> None:
-        """Adds a free block, merged with its free neighbours."""
-        keys, starting, ending = self.keys, self.starting, self.ending
-        end = address + size
-        if address in ending:
-            before = ending.pop(address)
-            address -= before
-            del keys[bisect_left(keys, (before << ADDRESS_BITS) + address)]
-        if end in starting:
-            after = starting.pop(end)
-            del keys[bisect_left(keys, (after << ADDRESS_BITS) + end)]
-            end += after
-        size = end - address
-        starting[address] = ending[end] = size
-        insort(keys, (size << ADDRESS_BITS) + address)
-
-    @property
-    def largest(self) -> int:
-        """The size of the largest free block; 0 if there is none."""
-        return self.keys[-1] >> ADDRESS_BITS if self.keys else 0
-
-    @property
-    def growing(self) -> int:
-        """The size of the free block at the end of the expandable segment; 0 if there is none."""
-        return self.ending.get(self.end, 0)
-
-    def best_fit(self, size: int) -> tuple[int, int] | None:
-        """Address and size of the smallest free block of at least `size` bytes, at the lowest address; None if there is none.
-
-        The last block of an expandable segment counts as unlimited, because it can grow.
-        """
-        place = bisect_left(self.keys, size << ADDRESS_BITS)
-        for key in self.keys[place : place + 2]:
-            address, found = key & ADDRESS, key >> ADDRESS_BITS
-            if not (self.expandable and address + found == self.end) or key == self.keys[-1]:
-                return address, found
-        return None
-
-
 class CachingAllocator:
     """The allocator of one device. All sizes are in bytes."""
 
@@ -163,9 +81,9 @@ class CachingAllocator:
         self._limited = capacity_bytes < UNLIMITED
         self._combines = self._splits_all and not settings.divisions and not settings.expandable_segments and not self._limited
         """Whether several requests may be computed together."""
-        self._numbered: list[_Pool] = []
+        self._numbered: list[Pool] = []
         """The pools by their numbers."""
-        self._pools: dict[tuple[bool, int], _Pool] = {}
+        self._pools: dict[tuple[bool, int], Pool] = {}
         self._large = self._pool(LARGE_SEGMENT, 0)
         """The large pool of the stream of the computation."""
         self._in_use: dict[int, int] = {}
@@ -402,7 +320,7 @@ class CachingAllocator:
         """Returns unused segments of streams `below` a number to CUDA, as `torch.cuda.empty_cache` does."""
         for pool in (pool for (_, stream), pool in self._pools.items() if stream < below):
             if pool.expandable:
-                self._shrink(pool)
+                self.reserved_bytes -= pool.unmap()
                 continue
             for address, size in list(pool.starting.items()):
                 if pool.segments.get(address) == size:
@@ -418,15 +336,15 @@ class CachingAllocator:
                 self._pools[small, before] = self._pools.pop((small, 0))
         self._large = self._pool(LARGE_SEGMENT, 0)
 
-    def _pool(self, size: int, stream: int) -> _Pool:
+    def _pool(self, size: int, stream: int) -> Pool:
         key = (size <= SMALL_SIZE, stream)
         if key not in self._pools:
             first = len(self._numbered) << POOL_BITS
-            self._pools[key] = _Pool(first, small=key[0], expandable=self._settings.expandable_segments)
+            self._pools[key] = Pool(first, small=key[0], expandable=self._settings.expandable_segments)
             self._numbered.append(self._pools[key])
         return self._pools[key]
 
-    def _free_block(self, pool: _Pool, size: int) -> tuple[int, int] | None:
+    def _free_block(self, pool: Pool, size: int) -> tuple[int, int] | None:
         """Removes the best free block for a request from the pool and returns its address and size.
 
         None if a new segment is needed.
@@ -438,14 +356,14 @@ class CachingAllocator:
         pool.remove(*best)
         return best
 
-    def _segment(self, pool: _Pool, size: int) -> tuple[int, int]:
+    def _segment(self, pool: Pool, size: int) -> tuple[int, int]:
         """Address and size of a new segment."""
         length = segment_size(size)
         if self._limited:
             self._make_room(lambda: length)
         return self._new_segment(pool, length), length
 
-    def _new_segment(self, pool: _Pool, length: int) -> int:
+    def _new_segment(self, pool: Pool, length: int) -> int:
         """The address of a new segment."""
         address = pool.end
         pool.end += length + LARGE_SEGMENT  # a gap, because segments of cudaMalloc are not merged
@@ -453,57 +371,13 @@ class CachingAllocator:
         self._reserve(length)
         return address
 
-    def _grow(self, pool: _Pool, size: int) -> tuple[int, int]:
-        """Maps pages of the expandable segment. Address and size of the block, which may begin with a free one.
-
-        The smallest part without memory that has enough room, with the free blocks beside it, is used before the end of the segment
-        (`find_expandable_block`, `try_allocate_expandable_block`).
-        """
+    def _grow(self, pool: Pool, size: int) -> tuple[int, int]:
+        """Maps pages of the expandable segment. Address and size of a free block that is large enough, which is removed."""
         if self._limited:
-            self._make_room(lambda: sum(mapped for _, _, mapped in self._parts(pool, size)))
-        parts = self._parts(pool, size)
-        for start, length, mapped in parts:
-            if not mapped:
-                pool.remove(start, length)
-                continue
-            if start == pool.end:
-                pool.end += mapped
-            else:
-                del pool.unmapped[start]
-                if mapped < length:
-                    pool.unmapped[start + mapped] = length - mapped
-            self._reserve(mapped)
-        address, length = parts[0][0], sum(mapped or length for _, length, mapped in parts)
-        after = pool.starting.get(address + length, 0)
-        if after:
-            pool.remove(address + length, after)
-        return address, length + after
-
-    def _parts(self, pool: _Pool, size: int) -> list[tuple[int, int, int]]:
-        """Adjacent free blocks and parts without memory for a block: address, size, and mapped bytes, 0 for a free block."""
-        for hole in sorted(pool.unmapped, key=lambda address: (pool.unmapped[address], address)):
-            found = self._parts_from(pool, hole - pool.ending.get(hole, 0), size)
-            if found:
-                return found
-        return self._parts_from(pool, pool.end - pool.growing, size)
-
-    def _parts_from(self, pool: _Pool, address: int, size: int) -> list[tuple[int, int, int]]:
-        """The same from an address on; empty if a block in use comes before there is enough."""
-        parts: list[tuple[int, int, int]] = []
-        while size > 0:
-            free, hole = pool.starting.get(address), pool.unmapped.get(address)
-            if free is not None:
-                length, mapped = free, 0
-            elif hole is not None or address == pool.end:
-                mapped = round_up(size, pool.page)
-                length = hole if hole is not None else mapped
-                mapped = min(mapped, length)
-            else:
-                return []
-            parts.append((address, length, mapped))
-            address += mapped or length
-            size -= mapped or length
-        return parts
+            self._make_room(lambda: sum(mapped for _, _, mapped in pool.parts(size)))
+        address, length, mapped = pool.take(size)
+        self._reserve(mapped)
+        return address, length
 
     def _make_room(self, needed: Callable[[], int]) -> None:
         """Returns unused segments to CUDA if the needed bytes exceed the capacity. Raises OutOfMemory if that is not enough."""
@@ -516,34 +390,3 @@ class CachingAllocator:
     def _reserve(self, bytes: int) -> None:
         self.reserved_bytes += bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-
-    def _shrink(self, pool: _Pool) -> None:
-        """Unmaps the unused pages of an expandable segment (`release_blocks`, `unmap_block`)."""
-        for address, size in sorted(pool.starting.items()):
-            start = pool.first + round_up(address - pool.first, pool.page)
-            end = pool.first + (address + size - pool.first) // pool.page * pool.page
-            if start >= end:
-                continue
-            pool.remove(address, size)
-            if start > address:
-                pool.add(address, start - address)
-            if end < address + size:
-                pool.add(end, address + size - end)
-            pool.unmapped[start] = end - start
-            self.reserved_bytes -= end - start
-        self._drop_last(pool)
-
-    def _drop_last(self, pool: _Pool) -> None:
-        """Joins adjacent parts without memory, and those at the end of the segment with what follows it."""
-        joined: dict[int, int] = {}
-        end = -1
-        for address, size in sorted(pool.unmapped.items()):
-            if address == end:
-                start = next(reversed(joined))
-                joined[start] += size
-            else:
-                joined[address] = size
-            end = address + size
-        if end == pool.end:
-            pool.end, _ = joined.popitem()
-        pool.unmapped = joined

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from analyzer.memory.allocator.caching_allocator import (
-    ADDRESS,
-    ADDRESS_BITS,
-    LARGE_SEGMENT,
     MIN_BLOCK,
     MIN_LARGE_ALLOCATION,
     POOL_BITS,
@@ -17,6 +14,7 @@ from analyzer.memory.allocator.caching_allocator import (
     SMALL_SIZE,
     CachingAllocator,
 )
+from analyzer.memory.allocator.pool import ADDRESS, ADDRESS_BITS, LARGE_SEGMENT
 from analyzer.memory.allocator.script import STREAM_BITS, TEMPORARY, Action
 from analyzer.modules.tree import LAYER_STREAM, SIDE_STREAM
 
