@@ -103,12 +103,14 @@ def analyze_config(
     The process is left unchanged, and nothing is printed. Sizes in the report are in bytes. Raises
     `analyzer.errors.AnalyzerError` for a configuration that is invalid or not supported.
     """
-    from analyzer.frameworks.bridge import own_words
+    from analyzer.frameworks.bridge import given_gpus, own_words
     from analyzer.frameworks.containers import from_container
     from analyzer.frameworks.prepare import Prepared
 
     words = [*words_of(options, gpu), *(["--info-world-size", str(gpus)] if gpus is not None else [])]
-    prepared = Prepared(tuple(words), dict(os.environ if environ is None else environ), own_words(from_container(config)))
+    variables = dict(os.environ if environ is None else environ)
+    own = own_words(from_container(config), gpus=given_gpus(words, variables))
+    prepared = Prepared(tuple(words), variables, own)
     place = Path.cwd() if folder is None else Path(folder)
     launch = _read_prepared(prepared, words, folder=place, default_gpu=None)
     _refuse_command_line(launch.options)

@@ -7,8 +7,10 @@ them twice changes nothing.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
@@ -125,6 +127,7 @@ _MODEL_NO_EFFECT: Final = frozenset({
   "finalize",
 })  # fmt: skip
 """Fields of a provider without an effect on the memory of a training step."""
+_WORLD: Final = "--info-world-size"
 _IN_STEP: Final = "overlap_param_gather_with_optimizer_step"
 _OPTIMIZER_READ: Final = frozenset(
     {TARGET, "bf16", "fp16", "params_dtype", "use_distributed_optimizer", "overlap_param_gather", "lr", "min_lr"}
@@ -179,11 +182,21 @@ def read(launch: Input) -> Output:
         raise InputError(rest[0], f"is no override of {name}", "write KEY=VALUE, such as train.micro_batch_size=1")
     plain = from_yaml(tree)
     variables = {key: str(value) for key, value in _table(plain, "env_vars").items() if key != TARGET}
-    return Output(own_words(plain), environ=variables)
+    return Output(own_words(plain, gpus=given_gpus(launch.found.rest, launch.environ)), environ=variables)
 
 
-def own_words(config: Tree) -> MegatronWords:
-    """The options of Megatron-LM for a container. Raises UnsupportedError for a model that is no GPT or Mamba hybrid."""
+def given_gpus(words: Sequence[str], environ: Mapping[str, str]) -> int | None:
+    """The number of GPUs that --info-world-size or the environment gives; None if neither does."""
+    pairs = itertools.pairwise((*words, ""))
+    values = [after if word == _WORLD else word.partition("=")[2] for word, after in pairs if word.partition("=")[0] == _WORLD]
+    return natural(values[-1] if values else environ.get("WORLD_SIZE", ""))
+
+
+def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
+    """The options of Megatron-LM for a container. Raises UnsupportedError for a model that is no GPT or Mamba hybrid.
+
+    `gpus`: the number of GPUs, if it is known; whether gradients are overlapped depends on it.
+    """
     model, optimizer, ddp = (dict(_table(config, name)) for name in ("model", "optimizer", "ddp"))
     if not model or not _table(config, "train"):
         raise InputError("the configuration", "has no model or no train", "give the complete ConfigContainer of Megatron-Bridge")
@@ -197,7 +210,8 @@ def own_words(config: Tree) -> MegatronWords:
     precision = _mixed_precision(config)
     model |= {name: precision[name] for name in _PRECISION_OF_MODEL if name in precision}
     ddp |= {name: precision[name] for name in _PRECISION_OF_GRADIENTS if name in precision}
-    _overlap(_table(config, "comm_overlap"), model, ddp, _replicas(config))
+    replicas = _replicas(config, model, gpus)
+    _overlap(_table(config, "comm_overlap"), model, ddp, replicas)
     fields, release = Fields(load_catalogue().newest), release_of_fields(model)
     found.unknown += quantized_with_muon(model, ddp, str(optimizer.get("optimizer")))
     found.add(_model(model, fields))
@@ -219,7 +233,7 @@ def own_words(config: Tree) -> MegatronWords:
         words=tuple(found.words),
         world=_world(model, data_parallel),
         notes=("The launch is one of Megatron-Bridge: its ConfigContainer is read as options of Megatron-LM.", *notes),
-        statements=tuple(_statements(found, config)),
+        statements=tuple(_statements(found, config, replicas)),
         unknown=tuple(found.unknown),
         withheld=found.withheld(),
         tuning=tuning,
@@ -275,9 +289,18 @@ def _overlap(overlap: Tree, model: Tree, ddp: Tree, data_parallel: int | None) -
             ddp[name] = default
 
 
-def _replicas(config: Tree) -> int | None:
-    """The data-parallel size that comm_overlap is applied with, which `runtime_config_update` writes into it."""
-    return natural(str(config.get("data_parallel_size"))) or natural(str(_table(config, "comm_overlap").get("data_parallel_size")))
+def _replicas(config: Tree, model: Tree, gpus: int | None) -> int | None:
+    """The data-parallel size that comm_overlap is applied with. `runtime_config_update` writes it into comm_overlap."""
+    for table in (config, _table(config, "comm_overlap")):
+        if given := natural(str(table.get("data_parallel_size"))):
+            return given
+    return None if gpus is None else max(1, gpus // _model_parallel(model))
+
+
+def _model_parallel(model: Tree) -> int:
+    """The GPUs of a replica."""
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    return math.prod(natural(str(model.get(name))) or 1 for name in sizes)
 
 
 def _in_use(section: Tree) -> Tree:
@@ -438,15 +461,12 @@ def _world(model: Tree, data_parallel: int | None) -> World | None:
     """The GPUs, if the container says how many replicas there are."""
     if data_parallel is None:
         return None
-    size = data_parallel
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
-        size *= natural(str(model.get(name))) or 1
-    return World.of(size)
+    return World.of(data_parallel * _model_parallel(model))
 
 
-def _statements(found: Words, config: Tree) -> Iterator[str]:
+def _statements(found: Words, config: Tree, replicas: int | None) -> Iterator[str]:
     yield from found.statements()
-    if _table(config, "comm_overlap") and _replicas(config) is None:
+    if _table(config, "comm_overlap") and replicas is None:
         yield "comm_overlap: data parallelism is assumed, with overlapped gradients and parameters, unless it turns them off."
     if is_true(_table(config, "model").get("restore_modelopt_state")):
         yield "model.restore_modelopt_state: the model is counted without quantization."

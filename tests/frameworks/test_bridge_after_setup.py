@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 import analyzer
 from analyzer.errors import InputError
@@ -58,14 +59,21 @@ def test_a_layout_without_its_layers_is_named(folder: Path) -> None:
     )
 
 
-def test_overlap_with_the_data_parallel_size_is_not_assumed(folder: Path) -> None:
-    """The setup writes the data-parallel size into comm_overlap."""
+def test_overlap_depends_on_the_data_parallel_size(folder: Path) -> None:
+    """`CommOverlapConfig.setup` overlaps gradients with more than one replica. The setup writes their number into comm_overlap."""
     assumed = "comm_overlap: data parallelism is assumed, with overlapped gradients and parameters, unless it turns them off."
     config = f"{folder}/config.yaml"
-    assert assumed in analyzer.analyze([config, *WORLD], environ={}).unknown
-    assert assumed not in analyzer.analyze([config, "comm_overlap.data_parallel_size=4", *WORLD], environ={}).unknown
-    alone = job(folder, "config.yaml", "comm_overlap.data_parallel_size=1", *WORLD)
-    assert not alone.optimizer.overlap_grad_reduce
+    unknown = analyzer.analyze([config], environ={})
+    assert assumed in unknown.unknown
+    assert unknown.job.optimizer.overlap_grad_reduce
+    for words in (["comm_overlap.data_parallel_size=1"], ["--info-world-size", "4"], ["--info-world-size=4"]):
+        report = analyzer.analyze([config, *words], environ={})
+        assert assumed not in report.unknown
+        assert not report.job.optimizer.overlap_grad_reduce
+    assert analyzer.analyze([config, "--info-world-size", "8"], environ={}).job.optimizer.overlap_grad_reduce
+    assert not analyzer.analyze([config], environ={"WORLD_SIZE": "4", "RANK": "0"}).job.optimizer.overlap_grad_reduce
+    tree = yaml.safe_load(CONFIG)
+    assert not analyzer.analyze_config(tree, gpus=4, environ={}).job.optimizer.overlap_grad_reduce
 
 
 @pytest.mark.parametrize("connections", ["1", "32"])
