@@ -99,7 +99,7 @@ _OVERLAP_OF_MODEL: Final = (
 _BUCKET: Final = 128 * 1024 * 1024
 """Elements of a bucket that comm_overlap sets with data parallelism."""
 _OVERLAP_OF_GRADIENTS: Final = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": _BUCKET}
-"""What comm_overlap sets with data parallelism, unless it is given (`_get_optimizer_overlap_cfgs`)."""
+"""What comm_overlap sets with replicas and the distributed optimizer, unless it is given (`_get_optimizer_overlap_cfgs`)."""
 _MODEL_READ: Final = frozenset({
     TARGET, "activation_func", "gated_linear_unit", "vocab_size", "should_pad_vocab", "make_vocab_size_divisible_by", "seq_length",
     "num_query_groups", "bf16", "fp16", "fp32", "params_dtype", "virtual_pipeline_model_parallel_size", "fp8_param",
@@ -281,12 +281,12 @@ def _overlap(overlap: Tree, model: Tree, ddp: Tree, data_parallel: int | None) -
         model["tp_comm_overlap"] = False
     if not is_true(model.get("defer_embedding_wgrad_compute")):
         model["wgrad_deferral_limit"] = None
-    for name, default in _OVERLAP_OF_GRADIENTS.items():
+    if not is_true(ddp.get("use_distributed_optimizer")):
+        return
+    alone: Tree = dict.fromkeys(_OVERLAP_OF_GRADIENTS, False) | {"bucket_size": None}
+    for name, default in (alone if data_parallel == 1 else _OVERLAP_OF_GRADIENTS).items():
         given = overlap.get(name)
-        if given is not None:
-            ddp[name] = given
-        elif data_parallel != 1:
-            ddp[name] = default
+        ddp[name] = default if given is None else given
 
 
 def _replicas(config: Tree, model: Tree, gpus: int | None) -> int | None:

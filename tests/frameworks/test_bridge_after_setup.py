@@ -70,7 +70,12 @@ def test_overlap_depends_on_the_data_parallel_size(folder: Path) -> None:
         report = analyzer.analyze([config, *words], environ={})
         assert assumed not in report.unknown
         assert not report.job.optimizer.overlap_grad_reduce
-    assert analyzer.analyze([config, "--info-world-size", "8"], environ={}).job.optimizer.overlap_grad_reduce
+        assert report.job.optimizer.ddp_bucket_size is None
+    more = analyzer.analyze([config, "--info-world-size", "8"], environ={}).job.optimizer
+    assert (more.overlap_grad_reduce, more.ddp_bucket_size) == (True, 128 * 1024 * 1024)
+    plain = "ddp.use_distributed_optimizer=false", "optimizer.use_distributed_optimizer=false"
+    adam = "optimizer.use_precision_aware_optimizer=false", "ddp.overlap_grad_reduce=false"
+    assert not job(folder, "config.yaml", *plain, *adam, "--info-world-size", "8").optimizer.overlap_grad_reduce
     assert not analyzer.analyze([config], environ={"WORLD_SIZE": "4", "RANK": "0"}).job.optimizer.overlap_grad_reduce
     tree = yaml.safe_load(CONFIG)
     assert not analyzer.analyze_config(tree, gpus=4, environ={}).job.optimizer.overlap_grad_reduce
