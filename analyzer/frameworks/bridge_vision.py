@@ -77,6 +77,8 @@ def read_vision(model: Tree) -> Vision:
         return Vision(weights, training, {key: value for key, value in model.items() if key not in _READ})
     # three positions of a token, which fused kernels do not rotate by; they save no tensor more than one
     language = {key: value for key, value in model.items() if key not in _READ and (key, value) != _NO_GRAPHS}
+    if kind == "qwen3_vl_moe" and (natural(str(model.get("tensor_model_parallel_size"))) or 1) > 1:
+        language["sequence_parallel"] = True  # `Qwen3VLMoEModelProvider.finalize`
     return Vision(weights, training, language | {"position_embedding_type": "rope", "apply_rope_fusion": False})
 
 

@@ -463,6 +463,11 @@ def container(folder: Path, *more: str) -> TrainingJob:
     return job(folder, "container.yaml", *more, "--info-world-size", "8")
 
 
+def test_qwen3_vl_with_experts_has_sequence_parallelism(tmp_path: Path) -> None:
+    """`Qwen3VLMoEModelProvider.finalize` turns it on with tensor parallelism, whatever the container says."""
+    assert container(tmp_path, "model.sequence_parallel=false").parallel.sequence_parallel
+
+
 def test_a_container_has_the_vision_part_that_its_provider_builds(tmp_path: Path) -> None:
     """Qwen3-VL-30B-A3B: the language model and the projection are trained, and the encoder is frozen."""
     found = container(tmp_path)
