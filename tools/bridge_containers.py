@@ -29,6 +29,10 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from analyzer.launch.model_config.published import read_configuration  # noqa: E402
+
 _REPLACED: Final = (
     "triton", "transformer_engine", "modelopt", "nvidia_resiliency_ext", "wandb", "mlflow", "comet_ml", "fla", "timm", "open_clip",
     "flashinfer", "flash_attn", "fast_hadamard_transform", "nvdlfw_inspect", "deep_ep", "mamba_ssm", "causal_conv1d",
@@ -99,14 +103,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None: ...
 
 
-def _configurations() -> dict[str, dict[str, Any]]:
-    """The configurations of models by name, in lower case."""
-    text = (ROOT / "analyzer" / "launch" / "model_config" / "published.json").read_text(encoding="utf-8")
-    return {
-        name.lower(): each["config"] for first, each in json.loads(text)["models"].items() for name in (first, *each["aliases"])
-    }
-
-
 def _prepare() -> None:
     """Replaces libraries, configurations from the network, and what needs a GPU."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -115,13 +111,12 @@ def _prepare() -> None:
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
     importlib.import_module("torch._inductor.compile_fx")  # before triton is replaced
     sys.meta_path.insert(0, _Finder())
-    known = _configurations()
     architectures = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     of_text = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     def from_pretrained(_: Any, name: str, *__: Any, **___: Any) -> Any:
-        fields = dict(known[str(name).lower()])
-        kind = fields.pop("model_type")
+        fields = dict(read_configuration(str(name), folder=Path("/nowhere")).values)
+        kind = str(fields.pop("model_type"))
         kind, named = _OF_A_KIND.get(kind, (kind, architectures.get(kind) or of_text.get(kind)))
         found = transformers.AutoConfig.for_model(kind, **fields)
         found.architectures, found.dtype, found._name_or_path = [named], torch.bfloat16, str(name)

@@ -44,15 +44,9 @@ def _report(path: Path) -> Report | str:
         return str(error)
 
 
-def _plain(_: Any, __: str, node: yaml.Node) -> Any:
-    return None if not isinstance(node, yaml.MappingNode) else {}
-
-
 def _values(path: Path) -> Mapping[str, Any]:
     """The values of a container. Fields of nested configurations of a model stand beside its own."""
-    loader = type("Loader", (yaml.SafeLoader,), {})
-    loader.add_multi_constructor("!", _plain)  # type: ignore[attr-defined]
-    tree: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    tree: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     model = dict(tree["model"])
     return {**tree, "model": {**(model.get("transformer") or {}), **model}}
 

@@ -223,17 +223,13 @@ def _pixtral(config: Configuration, width: int) -> Iterator[VisionWeight]:
     vision = config.nested("vision_config")
     hidden, depth = vision.integer("hidden_size", 1024), vision.integer("num_hidden_layers", 24)
     ffn, patch = vision.integer("intermediate_size", 4096), vision.integer("patch_size", 14)
-    heads = vision.integer("num_attention_heads", 16) * vision.integer(
-        "head_dim", hidden // vision.integer("num_attention_heads", 16)
-    )
     yield from _linear("patch_conv", hidden, vision.integer("num_channels", 3), bias=False, window=(patch, patch))
     yield from _norm("ln_pre", hidden, bias=False)
     layer = "transformer.layers.*"
     for name in ("attention_norm", "ffn_norm"):
         yield from _norm(f"{layer}.{name}", hidden, copies=depth, bias=False)
-    for name in ("q_proj", "k_proj", "v_proj"):
-        yield from _linear(f"{layer}.attention.{name}", heads, hidden, copies=depth, bias=False)
-    yield from _linear(f"{layer}.attention.o_proj", hidden, heads, copies=depth, bias=False)
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        yield from _linear(f"{layer}.attention.{name}", hidden, hidden, copies=depth, bias=False)
     for name in ("gate_proj", "up_proj"):
         yield from _linear(f"{layer}.feed_forward.{name}", ffn, hidden, copies=depth, bias=False)
     yield from _linear(f"{layer}.feed_forward.down_proj", hidden, ffn, copies=depth, bias=False)
