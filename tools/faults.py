@@ -155,7 +155,7 @@ FAULTS: Final = (
     Fault(
         "no communication in the first forward of a checkpoint",
         "analyzer/program/lowering.py",
-        "if discards and module.kind is ModuleKind.ROUTER:",
+        "if discards and module.kind in (ModuleKind.ROUTER, ModuleKind.INDEX_LOSS):",
         "if discards:",
         "tests/program/test_iteration.py::test_a_checkpoint_communicates_in_both_of_its_forwards",
     ),

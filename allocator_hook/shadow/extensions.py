@@ -13,7 +13,15 @@ import torch
 from allocator_hook.shadow import flash_attention
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.kernel_calls import calls, element_bits
-from allocator_hook.shadow.stand_ins import causal_conv, deep_ep, emerging_optimizers, hadamard, linear_attention, mamba_ssm
+from allocator_hook.shadow.stand_ins import (
+    causal_conv,
+    deep_ep,
+    emerging_optimizers,
+    hadamard,
+    linear_attention,
+    mamba_ssm,
+    sparse_attention,
+)
 from allocator_hook.shadow.te_kernels import extension, multi_tensor, softmax
 from allocator_hook.shadow.te_kernels.allocate import empty, like
 from analyzer.specs.software import version_number
@@ -30,7 +38,7 @@ def extension_modules(gpu: Gpu) -> dict[str, ModuleType]:
     modules |= _multi_tensor(gpu) | _layer_norms(gpu) | _rotation() | flash_attention.modules(gpu)
     for package in (deep_ep, emerging_optimizers, causal_conv, hadamard, linear_attention, mamba_ssm):
         modules |= package.modules()
-    return modules | _pkg_resources()
+    return modules | sparse_attention.modules(gpu) | _pkg_resources()
 
 
 def _pkg_resources() -> dict[str, ModuleType]:

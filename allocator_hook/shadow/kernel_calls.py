@@ -99,11 +99,14 @@ class KernelCalls:
 
         `window` is the number of keys before its own that a query attends to, or -1.
         """
-        if self._sink is None:
-            return
         queries, keys = (prod(tensor.shape[:-2]) // batch for tensor in (q, k))
         heads, width = q.shape[-2:]
-        self._sink.kernel(AttentionCall(direction, batch, heads, queries, keys, width, v.shape[-1], causal, window))
+        self.attended(AttentionCall(direction, batch, heads, queries, keys, width, v.shape[-1], causal, window))
+
+    def attended(self, call: AttentionCall) -> None:
+        """A fused attention kernel, by its sizes."""
+        if self._sink is not None:
+            self._sink.kernel(call)
 
     def operation(self, func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> None:
         """An operation of PyTorch that ran as a kernel of its own. Views and allocations are ignored."""

@@ -9,7 +9,7 @@ import torch
 
 from allocator_hook.step.hybrid import hybrid_options
 from allocator_hook.step.versions import known_to
-from analyzer.specs import Branch, TrainingJob
+from analyzer.specs import AbsorbedSpec, Branch, TrainingJob
 
 TORCH_DTYPES: Final = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -248,6 +248,20 @@ def _sparse_attention(job: TrainingJob) -> dict[str, Any]:
         "dsa_indexer_topk": sparse.topk,
         "dsa_indexer_loss_coeff": 0.01 if sparse.logged else 0.0,
         "dsa_indexer_use_sparse_loss": sparse.sparse_loss,
+        **_absorbed(sparse.absorbed),
+    }
+
+
+def _absorbed(absorbed: AbsorbedSpec | None) -> dict[str, Any]:
+    """Return the options that core 0.19 adds."""
+    if absorbed is None:
+        return {}
+    return {
+        "dsa_kernel_backend": absorbed.backend,
+        "dsa_indexer_topk_freq": absorbed.every,
+        "dsa_indexer_skip_topk_offset": absorbed.after,
+        "dsa_indexer_rotate_activation": absorbed.rotated,
+        "dsa_indexer_k_norm_fp32": absorbed.norm_in_fp32,
     }
 
 

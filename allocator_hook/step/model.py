@@ -73,7 +73,8 @@ def mtp_spec(job: TrainingJob, config: Any, decoder: Any, *, virtual_stage: int 
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
     te = job.model.implementation == "transformer_engine"
-    if job.core.mtp_attention_of_last_layer and job.model.linear_attention is not None:
+    variant = job.model.linear_attention is not None or job.model.sparse_attention is not None
+    if job.core.mtp_attention_of_last_layer and variant:
         from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
 
         layer = variants.get_transformer_layer_with_experimental_attention_variant_spec(config=config)[-1]

@@ -29,7 +29,8 @@ READ: Final[dict[str, frozenset[str]]] = {
     "AdapterSpec": frozenset("rank expert_rank targets per_expert layers method dropout regathers trained_copies".split()),
     "FreezeSpec": frozenset("prefixes pattern ratio trained_prefixes trained_pattern".split()),
     "DistillationSpec": frozenset("framework divergence topk sequences whole_vocabulary".split()),
-    "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss".split()),
+    "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss absorbed".split()),
+    "AbsorbedSpec": frozenset("backend every after rotated norm_in_fp32".split()),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "

@@ -104,9 +104,10 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
     """Gradients of replicated weights that each rank computes from a part of the tokens.
 
     Replicated weights of sequence-parallel regions, and q/k norms always: one all-reduce of a flattened copy over tensor-parallel
-    ranks. Tied word embedding: an all-reduce between the first and the last pipeline rank, at full size also with the distributed
-    optimizer, because it follows the reduce-scatter and works on the full buffer in place. With Megatron-FSDP each rank reduces
-    the elements of its shard, after they have been converted to fp32 for the optimizer; the size is that of the described replica.
+    ranks, and another one for those that are averaged. Tied word embedding: an all-reduce between the first and the last pipeline
+    rank, at full size also with the distributed optimizer, because it follows the reduce-scatter and works on the full buffer in
+    place. With Megatron-FSDP each rank reduces the elements of its shard, after they have been converted to fp32 for the optimizer;
+    the size is that of the described replica.
     """
     dtype: str = job.precision.parameters if _uses_torch_fsdp(job) else job.precision.gradients
     if job.fsdp is not None and job.fsdp.implementation == "megatron":
@@ -116,16 +117,10 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
         replicated = sum(replicated_numel(job, bucket) for tree in stage.trees for bucket in sharded_buckets(job, tree))
     else:
         replicated = sum(tree.derived(_replicated_numel) for tree in stage.trees)
-    if replicated:
-        yield Call(
-            group="tp",
-            kind="all_reduce",
-            phase="gradient",
-            module="replicated_gradients",
-            shape=(replicated,),
-            dtype=dtype,
-            per_iteration=1,
-        )
+    averaged = sum(tree.derived(_averaged_numel) for tree in stage.trees) if job.parallel.tensor > 1 else 0
+    for name, numel in (("replicated_gradients", replicated), ("averaged_gradients", averaged)):
+        if numel:
+            yield Call(group="tp", kind="all_reduce", phase="gradient", module=name, shape=(numel,), dtype=dtype, per_iteration=1)
     for embedding in (parameter for tree in stage.trees for parameter in tree.derived(_shared_embeddings)):
         yield Call(
             group="embd",
@@ -140,6 +135,10 @@ def shared_gradient_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]
 
 def _replicated_numel(tree: Module) -> int:
     return sum_of_parameters(tree, lambda parameter: parameter.numel if parameter.sequence_parallel and not parameter.frozen else 0)
+
+
+def _averaged_numel(tree: Module) -> int:
+    return sum_of_parameters(tree, lambda parameter: parameter.numel if parameter.averaged and not parameter.frozen else 0)
 
 
 def _shared_embeddings(tree: Module) -> list[Parameter]:

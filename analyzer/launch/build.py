@@ -301,7 +301,7 @@ def _layout_words(job: TrainingJob) -> list[str]:
 
 
 def _sample_length(launch: LaunchInput, job: TrainingJob) -> int | None:
-    """Tokens of packed samples; None if a sequence is one sample. Raises InputError if a sequence is shorter."""
+    """Tokens of packed samples; None if a sequence is one sample that is not packed. Raises InputError if a sequence is shorter."""
     tuning, sequence = launch.arguments.tuning, job.batch.seq_length
     length = tuning.sample_length
     if length is None and tuning.longest_sample is not None:
@@ -320,7 +320,7 @@ def _sample_length(launch: LaunchInput, job: TrainingJob) -> int | None:
         f"A sequence has samples of {length} tokens ({SAMPLE_LENGTH}), which attend to themselves only: the time of attention "
         "counts these pairs. TFLOP/s and MFU count those of whole sequences, as Megatron-LM does."
     )
-    return length if length < sequence else None
+    return length if length < sequence or tuning.packed else None
 
 
 def _state_elastic(launch: LaunchInput, world: World) -> None:

@@ -96,15 +96,13 @@ def te_workspace_bytes(job: TrainingJob) -> int:
 
 def workspaces(job: TrainingJob, trees: Sequence[Module], *, stage: int | None = None) -> tuple[Workspace, ...]:
     """All workspaces and caches of a rank with these model chunks. `stage`: its pipeline stage."""
-    layers = sum(tree.derived(_number, ModuleKind.KV_UP) for tree in trees)
-    context = _context(job, shapes_of(job), [(tree, 1) for tree in trees], trees=trees, chunks=len(trees), latent_layers=layers)
+    context = _context(job, shapes_of(job), [(tree, 1) for tree in trees], trees=trees, chunks=len(trees))
     return _listed(replace(context, stage=stage))
 
 
 def workspaces_of(job: TrainingJob, modules: Sequence[Module]) -> tuple[Workspace, ...]:
     """The workspaces and caches that some modules of a rank use. Only for jobs without FSDP and optimizer offloading."""
-    layers = sum(module.derived(_number, ModuleKind.KV_UP) for module in modules)
-    context = _context(job, shapes_of(job), [(module, 1) for module in modules], trees=(), chunks=1, latent_layers=layers)
+    context = _context(job, shapes_of(job), [(module, 1) for module in modules], trees=(), chunks=1)
     return _listed(context)
 
 
@@ -113,8 +111,7 @@ def workspace_bytes(job: TrainingJob, shapes: Shapes, modules: Sequence[tuple[Mo
 
     Only for jobs without FSDP and optimizer offloading: these need the module trees.
     """
-    layers = sum(times * module.derived(_number, ModuleKind.KV_UP) for module, times in modules)
-    context = _context(job, shapes, modules, trees=(), chunks=chunks, latent_layers=layers)
+    context = _context(job, shapes, modules, trees=(), chunks=chunks)
     return sum(each.bytes for each in _listed(context))
 
 
@@ -147,8 +144,8 @@ class _Context:
     trees: Sequence[Module]
     """The chunks of the rank; empty if no workspace depends on them."""
     chunks: int
-    latent_layers: int
-    """Number of layers with multi-latent attention."""
+    rotations: int
+    """Modules with RoPE tables of their own: those of multi-latent attention, and their indexers."""
     stage: int | None = None
     """The pipeline stage of the rank; None if it is not known."""
 
@@ -169,10 +166,10 @@ def _context(
     *,
     trees: Sequence[Module],
     chunks: int,
-    latent_layers: int,
 ) -> _Context:
     kinds = frozenset().union(*(module.derived(_kinds) for module, _ in modules))
-    return _Context(job, shapes, modules, kinds, trees, chunks, latent_layers)
+    rotations = sum(times * module.derived(_latent_rotations) for module, times in modules)
+    return _Context(job, shapes, modules, kinds, trees, chunks, rotations)
 
 
 def _kinds(tree: Module) -> frozenset[ModuleKind]:
@@ -182,6 +179,11 @@ def _kinds(tree: Module) -> frozenset[ModuleKind]:
 def _number(tree: Module, kind: ModuleKind) -> int:
     """The number of modules of a kind in a tree."""
     return (tree.kind is kind) + sum(child.derived(_number, kind) for child in tree.children)
+
+
+def _latent_rotations(tree: Module) -> int:
+    """The modules of a tree that rotate queries and keys with tables of their own."""
+    return sum(tree.derived(_number, kind) for kind in (ModuleKind.KV_UP, ModuleKind.ABSORPTION, ModuleKind.INDEX_NORM))
 
 
 def _reads_fp4(tree: Module) -> bool:
@@ -482,15 +484,16 @@ def _mla_rope_tables(context: _Context) -> Iterator[Workspace]:
     job, shapes, mla = context.job, context.shapes, context.job.model.mla
     if mla is None:
         return
-    layers = context.latent_layers * (1 if job.model.sparse_attention is None else 2)  # indexers have tables of their own
     width = mla.qk_pos_emb_head_dim
     table = round_up(4 * shapes.s * width, BLOCK)
-    cached = min(layers, MAX_ROPE_TABLES)
-    yield Workspace("RoPE frequency tables of the layers", cached * table, frozenset({ModuleKind.KV_UP}), "forward")
+    cached = min(context.rotations, MAX_ROPE_TABLES)
+    yield Workspace(
+        "RoPE frequency tables of the layers", cached * table, frozenset({ModuleKind.KV_UP, ModuleKind.ABSORPTION}), "forward"
+    )
     if mla.yarn:
         positions = shapes.s if job.model.rope_fusion else YARN_POSITIONS // job.parallel.context
         each = round_up(dtype_bytes(shapes.dtype, positions * width), BLOCK)
-        yield Workspace("YaRN cosine and sine tables", layers * 2 * each, LATENT_PROJECTIONS, "forward")
+        yield Workspace("YaRN cosine and sine tables", context.rotations * 2 * each, LATENT_PROJECTIONS, "forward")
     if mla.first_angles_stay:
         each = round_up(4 * (YARN_POSITIONS // job.parallel.context) * width, BLOCK)
         yield Workspace("RoPE frequency cache", cached * each, LATENT_PROJECTIONS, "forward")

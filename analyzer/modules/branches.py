@@ -14,7 +14,7 @@ def fuses_norm(shapes: Shapes, kind: AttentionKind) -> bool:
 
 def is_latent(shapes: Shapes, kind: AttentionKind) -> bool:
     """Whether the attention is multi-latent, with or without modules of a plugin."""
-    return kind == "latent" or (kind == "plugin" and shapes.model.mla is not None)
+    return kind in ("latent", "latent_without_indexer") or (kind == "plugin" and shapes.model.mla is not None)
 
 
 def fuses_norms(shapes: Shapes) -> bool:
@@ -30,7 +30,11 @@ def biased_output(shapes: Shapes, kind: AttentionKind) -> bool:
 def attention_branch(shapes: Shapes, kind: AttentionKind, *, fused_norm: bool, input_shares: str) -> Module:
     """The attention of a kind. `fused_norm`: its norm is fused into its first projection."""
     shares = input_shares if fused_norm else ""
-    if kind == "latent":
+    if kind in ("latent", "latent_without_indexer"):
+        if shapes.model.sparse_attention is not None and shapes.model.sparse_attention.absorbed is not None:
+            from analyzer.modules.attention.absorbed_attention import absorbed_attention
+
+            return absorbed_attention(shapes, chooses=kind == "latent")
         from analyzer.modules.attention.latent_attention import latent_attention
 
         return latent_attention(shapes)

@@ -47,6 +47,8 @@ class Kernels(Enum):
     INDEX_NORM = auto()
     INDEX_LOSS = auto()
     CHOSEN_ATTENTION = auto()
+    ABSORPTION = auto()
+    VALUE_PRODUCT = auto()
     LINEAR_ATTENTION_INPUT = auto()
     CONVOLUTION = auto()
     DELTA_RULE_INPUTS = auto()
@@ -187,6 +189,10 @@ class ModuleKind(Enum):
     """In sparse attention: the choice of keys, and the loss of the indexer."""
     CHOSEN_ATTENTION = KindFacts(Kernels.CHOSEN_ATTENTION, Gemms.PYTORCH, Parallel.NONE)
     """In sparse attention: attention of each query to the chosen keys."""
+    ABSORPTION = KindFacts(Kernels.ABSORPTION, Gemms.PYTORCH, Parallel.COLUMN)
+    """In absorbed attention: the products of queries with the weights of keys, and their rotation."""
+    VALUE_PRODUCT = KindFacts(Kernels.VALUE_PRODUCT, Gemms.PYTORCH, Parallel.NONE)
+    """In absorbed attention: the products of the output with the weights of values."""
     OUTPUT_GATE = _without_gemms(Kernels.OUTPUT_GATE)
     """The product of the output of full attention with its gate."""
     ATTENTION_OUTPUT = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.ROW)

@@ -54,6 +54,8 @@ class Parameter:
     """Tied word embedding with pp > 1: its gradient is all-reduced over the embedding group, in a separate bucket."""
     sequence_parallel: bool = False
     """Its gradient is summed over tensor-parallel ranks once per step (norm weights, row biases under SP; q/k norms always)."""
+    averaged: bool = False
+    """Its gradient is averaged over tensor-parallel ranks once per step, apart from those that are summed."""
     frozen: bool = False
     """Not trained: it has no gradient and no optimizer states, and no buffer."""
     original: bool = False

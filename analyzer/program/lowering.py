@@ -91,8 +91,9 @@ def _forward(module: Module, phase: Phase, discards: bool, referenced: frozenset
 
 def _forward_collectives(module: Module, phase: Phase, discards: bool) -> Iterator[Operation]:
     """The collectives of a module in a forward."""
-    # a router computes its losses only if gradients are enabled (`TopKRouter.routing`): not in the first forward of a checkpoint
-    if discards and module.kind is ModuleKind.ROUTER:
+    # losses are computed only if gradients are enabled (`TopKRouter.routing`, `DSAttention.forward`): not in the first forward of a
+    # checkpoint
+    if discards and module.kind in (ModuleKind.ROUTER, ModuleKind.INDEX_LOSS):
         return
     for call in module.collectives:
         if call.phase == "forward":

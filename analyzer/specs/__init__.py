@@ -15,6 +15,7 @@ from analyzer.specs.job import TrainingJob
 from analyzer.specs.model import (
     FAMILY_NAMES,
     FROZEN_PARTS,
+    AbsorbedSpec,
     Activation,
     AssumedVocabulary,
     AttentionBackend,
@@ -46,6 +47,7 @@ __all__ = [
     "FAMILY_NAMES",
     "FROZEN_PARTS",
     "OPTIMIZERS",
+    "AbsorbedSpec",
     "Activation",
     "ActivationOffloadSpec",
     "Adapter",

@@ -33,7 +33,7 @@ Branch = Literal["full", "linear", "none", "mamba"]
 """A branch of a layer: complete, replaced by one linear layer, omitted, or (instead of attention) a Mamba mixer."""
 
 
-AttentionKind = Literal["plain", "latent", "gated_delta_net", "plugin"]
+AttentionKind = Literal["plain", "latent", "latent_without_indexer", "gated_delta_net", "plugin"]
 """The attention of a layer: with queries, keys and values of each token, multi-latent, or linear."""
 
 
@@ -102,6 +102,47 @@ class LinearAttentionSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AbsorbedSpec:
+    """Sparse attention of core 0.19: all heads read one compressed key of each token, which is the value too."""
+
+    backend: Literal["none", "cudnn"] = "none"
+    """`--dsa-kernel-backend`. none: operations of PyTorch, which store the scores of all pairs of tokens."""
+    every: int = 1
+    """Distance of the layers that choose keys (`--dsa-indexer-topk-freq`)."""
+    after: int = 1
+    """The first layers, each of which chooses keys (`--dsa-indexer-skip-topk-offset`)."""
+    rotated: bool = True
+    """Queries and keys of the indexer are rotated by a Hadamard transform (`--dsa-indexer-rotate-activation`)."""
+    norm_in_fp32: bool = False
+    """The keys of the indexer are normalized in fp32 (`--dsa-indexer-k-norm-fp32`)."""
+
+    def chooses(self, layer: int) -> bool:
+        """Whether a decoder layer, counted from 0, has an indexer (`is_dsa_skip_topk_layer`)."""
+        return max(layer + 1 - self.after, 0) % self.every == 0
+
+    @property
+    def shares(self) -> bool:
+        """Whether layers use the keys that other layers chose."""
+        return self.every > 1
+
+    def computed_heads(self, heads: int, capability: tuple[int, int]) -> int | None:
+        """The query heads that the kernels compute for `heads`: some more if there are few. None if they cannot.
+
+        Source: `_flash_mla_head_padding` (core/transformer/experimental_attention_variant/dsa_cudnn_kernels.py, 0.19.0).
+        """
+        if self.backend == "none":
+            return heads
+        if capability < (9, 0):
+            return None
+        most = 64 if capability < (10, 0) else 128
+        if most == 128 and heads <= 64 and 64 % heads == 0:
+            return 64
+        if heads % most == 0:
+            return heads
+        return most if most % heads == 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SparseAttentionSpec:
     """DeepSeek sparse attention: an indexer chooses the keys of each query (`--experimental-attention-variant dsa`)."""
 
@@ -115,6 +156,12 @@ class SparseAttentionSpec:
     """The loss of the indexer has a coefficient above 0, and is kept for the log."""
     sparse_loss: bool = False
     """The loss compares the chosen keys only (`--dsa-indexer-use-sparse-loss`)."""
+    absorbed: AbsorbedSpec | None = None
+    """Set if queries are multiplied by the weights of the keys, and attend to compressed keys (core 0.19)."""
+
+    def has_indexer(self, layer: int) -> bool:
+        """Whether a decoder layer, counted from 0, chooses keys. The others use those of the last layer before them that does."""
+        return self.absorbed is None or self.absorbed.chooses(layer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,7 +388,8 @@ class ModelSpec:
     adapters: AdapterSpec | None = None
     """Adapters, which are trained in place of all other weights."""
     sample_length: int | None = None
-    """Tokens of each of the samples that are packed into a sequence, and attend to themselves only; None for one sample."""
+    """Tokens of each of the samples that are packed into a sequence, and attend to themselves only; None without packing. A packed
+    sample can be as long as the sequence."""
     token_score: bool = False
     """The output is the difference of the logits of two tokens, with which a generative reranker scores samples."""
     distillation: DistillationSpec | None = None
@@ -368,6 +416,8 @@ class ModelSpec:
         """The attention of a decoder layer, counted from 0."""
         if self.plugin is not None and self.plugin.layers[layer]:
             return "plugin"
+        if self.sparse_attention is not None and not self.sparse_attention.has_indexer(layer):
+            return "latent_without_indexer"
         linear = self.linear_attention is not None and self.linear_attention.layers[layer]
         return "gated_delta_net" if linear else self.full_attention
 

@@ -185,7 +185,8 @@ def _add_compute(total: _Total, operation: Operation, context: WorkContext, capt
     absent = OUTSIDE_CHECKPOINT if in_checkpoint else LOSS_OF_INDEXER if operation.without_gradients else frozenset()
     launches = 0
     for kernel in work.forward if forward else work.backward:
-        if kernel.name not in absent:
+        of_loss = operation.without_gradients and isinstance(kernel, Attention) and kernel.of_loss
+        if kernel.name not in absent and not of_loss:
             total.kernels[kernel] += 1
             launches += kernel.launches
     captured = capture.share(operation.module)

@@ -10,6 +10,8 @@ import pytest
 
 import analyzer
 from analyzer.errors import InputError
+from analyzer.modules.kinds import ModuleKind
+from analyzer.passes.stages import stage_models
 from analyzer.results import Report
 
 COUNTS = json.loads((Path(__file__).parents[1] / "data" / "published_models.json").read_text(encoding="utf-8"))["parameters"]
@@ -63,9 +65,25 @@ def test_parameters_and_layout() -> None:
     assert not report.unknown
 
 
-def test_there_is_no_verdict() -> None:
-    """Kernels of cuDNN on absorbed queries and keys, of which neither memory nor time is modelled."""
-    said = report_of().verdict.withheld
+def test_memory_is_counted() -> None:
+    """Queries of 64 heads have 512 + 64 elements. The backward of FlashMLA's attention has two copies of them and a gradient."""
+    report = report_of()
+    tokens = 8192 // 4
+    query = tokens * 64 * 576 * 2
+    assert report.verdict.state is not None
+    assert report.job.model.sparse_attention is not None
+    (in_backward,) = {
+        sum(tensor.bytes for tensor in module.backward_workspace if tensor.name.startswith("query"))
+        for stage in stage_models(report.job)
+        for tree in stage.trees
+        for _, module in tree.walk()
+        if module.kind is ModuleKind.CHOSEN_ATTENTION
+    }
+    assert in_backward == pytest.approx(3 * query, rel=0.002)
+
+
+def test_kernels_of_tilelang_have_no_verdict() -> None:
+    said = report_of(dsa_kernel_backend="tilelang").verdict.withheld
     assert "the memory and the time of DSAttention of Megatron-LM are counted as those of dense multi-latent attention" in said
 
 

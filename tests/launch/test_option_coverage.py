@@ -103,7 +103,8 @@ VARIANTS = [
     "--experimental-attention-variant dsa --multi-latent-attention --no-rope-fusion --dsa-indexer-n-heads 4 "
     "--dsa-indexer-head-dim 64 --dsa-indexer-topk 256 --dsa-indexer-loss-coeff 0.01 --dsa-indexer-use-sparse-loss",
     "--experimental-attention-variant dsa --multi-latent-attention --no-rope-fusion --dsa-indexer-n-heads 4 --disable-bias-linear "
-    "--dsa-indexer-head-dim 64 --dsa-indexer-topk 256 --dsa-indexer-loss-coeff 0.01 --dsa-indexer-topk-freq 4",
+    "--dsa-indexer-head-dim 64 --dsa-indexer-topk 256 --dsa-indexer-loss-coeff 0.01 --dsa-indexer-topk-freq 4 "
+    "--dsa-kernel-backend cudnn",
     "--experimental-attention-variant gated_delta_net --linear-attention-freq 4 --swiglu --attention-output-gate",
 ]
 

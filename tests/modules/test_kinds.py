@@ -52,6 +52,7 @@ LAYOUTS = (
     "heterogeneous layers",
     "overlapped microbatches, delayed weight gradients, cp2 pp2",
     "sparse attention",
+    "absorbed attention, cudnn, shared keys",
     "head, reward, adapters",
     "head, embedding",
     "head, reranker",

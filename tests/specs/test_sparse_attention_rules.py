@@ -7,7 +7,8 @@ import pytest
 from analyzer.api import analyze_inference
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.predict import predict
-from tests.job_of import job_of
+from analyzer.specs import AbsorbedSpec
+from tests.job_of import AMPERE, job_of
 
 LATENT = (
     "--multi-latent-attention --q-lora-rank 192 --kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 "
@@ -46,9 +47,9 @@ def test_releases_that_build_no_layers_with_it(release: str) -> None:
     assert not isinstance(caught.value, UnsupportedError)
 
 
-def test_later_kernels_are_not_modelled() -> None:
-    """Core 0.19 has other modules and kernels: the weights are counted, and there is no verdict."""
-    job = job_of(f"{SPARSE} --disable-bias-linear", release="0.19.0")
+def test_kernels_of_tilelang_are_not_modelled() -> None:
+    """The weights are counted, and there is no verdict."""
+    job = job_of(f"{SPARSE} --disable-bias-linear --dsa-kernel-backend tilelang", release="0.19.0")
     assert "DSAttention of Megatron-LM are counted as those of dense multi-latent attention" in job.withheld[0]
     assert job.model.sparse_attention is None
 
@@ -63,6 +64,10 @@ def test_parameters_of_the_indexer() -> None:
 
 LATER = f"{SPARSE} --disable-bias-linear --swiglu --num-layers 8"
 SHARED = f"{LATER} --dsa-indexer-topk-freq 4 --dsa-indexer-skip-topk-offset 3"
+
+
+RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+CUDNN = f"{LATER} --kv-lora-rank 512 --num-attention-heads 64 --dsa-kernel-backend cudnn --dsa-indexer-use-sparse-loss"
 
 
 def _indexers(options: str) -> int:
@@ -92,13 +97,44 @@ def test_layers_with_an_indexer(options: str, count: int) -> None:
         (f"{SHARED} --pipeline-model-parallel-size 2", "a stage begins with layer 5, which uses the keys that layer 3 of another"),
         (f"{LATER} --context-parallel-size 2", "--cp-comm-type: context parallelism of dsa gathers the keys"),
         (SPARSE, "add --disable-bias-linear"),
-        (LATER.replace("--no-rope-fusion", ""), "RoPE fusion is not supported with dsa"),
+        (LATER.replace("--no-rope-fusion", ""), "add --no-rope-fusion"),
+        (f"{LATER} --tensor-model-parallel-size 2", "--tensor-model-parallel-size: dsa needs sequence parallelism"),
+        (f"{LATER} --qk-layernorm".replace("--q-lora-rank 192", ""), "dsa normalizes compressed queries only"),
+        (f"{SHARED} {RECOMPUTED}", "add --no-create-attention-mask-in-dataloader"),
+        (f"{CUDNN} --no-dsa-indexer-scoring-relu", "the kernels of cuDNN apply a ReLU"),
+        (f"{CUDNN} --kv-lora-rank 64", "--kv-lora-rank: is not modelled with sparse attention .dsa. by cuDNN; use 512"),
+        (f"{CUDNN} --num-attention-heads 48 --kv-channels 64", "48 heads of a tensor-parallel rank"),
+        (CUDNN.replace("--dsa-indexer-use-sparse-loss", ""), "add --dsa-indexer-use-sparse-loss"),
     ],
 )
 def test_refused_by_later_releases(options: str, part: str) -> None:
-    """`TransformerConfig.__post_init__` and `_validate_dsa_index_share_pipeline_split` of 0.19.0."""
+    """`TransformerConfig.__post_init__`, `_validate_dsa_index_share_pipeline_split` and modules of attention of 0.19.0.
+
+    The recomputation of layers that use the keys of others fails in 0.19.0 itself, as run by the shadow engine.
+    """
     with pytest.raises(InputError, match=part):
         job_of(options, release="0.19.0")
+
+
+def test_recomputation_without_a_mask_is_accepted() -> None:
+    job = job_of(f"{SHARED} {RECOMPUTED} --no-create-attention-mask-in-dataloader", release="0.19.0")
+    assert job.recompute.granularity == "full"
+
+
+def test_kernels_need_hopper() -> None:
+    """`_get_topk_alignment` raises RuntimeError before compute capability 9.0."""
+    with pytest.raises(InputError, match="the kernels of cuDNN need Hopper or later"):
+        job_of(CUDNN, release="0.19.0", gpu=AMPERE)
+
+
+@pytest.mark.parametrize(
+    ("heads", "capability", "computed"),
+    [(64, (9, 0), 64), (16, (9, 0), 64), (128, (9, 0), 128), (16, (10, 0), 64), (128, (10, 3), 128), (48, (9, 0), None)],
+)
+def test_heads_of_the_kernels(heads: int, capability: tuple[int, int], computed: int | None) -> None:
+    """`_flash_mla_head_padding`."""
+    assert AbsorbedSpec(backend="cudnn").computed_heads(heads, capability) == computed
+    assert AbsorbedSpec().computed_heads(heads, capability) == heads
 
 
 def test_stages_that_begin_with_an_indexer_and_gathered_keys_are_accepted() -> None:

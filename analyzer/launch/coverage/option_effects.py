@@ -21,8 +21,9 @@ _MODELLED: Final = """
     ddp_num_buckets ddp_pad_buckets_for_high_nccl_busbw ddp_reduce_scatter_with_fp32_accumulation
     decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers decoder_num_layers decoder_seq_length
     decrease_batch_size_if_needed defer_embedding_wgrad_compute deterministic_mode distribute_saved_activations
-    dsa_indexer_head_dim dsa_indexer_loss_coeff dsa_indexer_n_heads dsa_indexer_skip_topk_offset dsa_indexer_topk
-    dsa_indexer_topk_freq dsa_indexer_use_sparse_loss
+    dsa_indexer_head_dim dsa_indexer_k_norm_fp32 dsa_indexer_loss_coeff dsa_indexer_n_heads dsa_indexer_rotate_activation
+    dsa_indexer_scoring_relu dsa_indexer_skip_topk_offset dsa_indexer_topk dsa_indexer_topk_freq dsa_indexer_use_sparse_loss
+    dsa_kernel_backend
     empty_unused_memory_level encoder_num_layers encoder_seq_length eval_global_batch_size exp_avg_dtype
     exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size finetune fp4 fp4_recipe
     fine_grained_activation_offloading
@@ -143,10 +144,12 @@ _REASONS: Final[dict[str, str]] = {
     "scales the MTP loss, or is derived from the layout": """
         mtp_loss_scaling_factor mtp_standalone
     """,
+    "changes the values of the indexer of sparse attention": """
+        dsa_indexer_k_norm_epsilon dsa_indexer_rope_interleaved
+    """,
     "for other kinds of attention, which are refused": """
-        dsa_indexer_k_norm_epsilon dsa_indexer_k_norm_fp32 dsa_indexer_rope_interleaved dsa_indexer_rotate_activation
-        dsa_indexer_scoring_relu dsa_kernel_backend kitchen_attention_backend mrope_section qk_clip_alpha qk_clip_threshold
-        relative_attention_max_distance relative_attention_num_buckets
+        kitchen_attention_backend mrope_section qk_clip_alpha qk_clip_threshold relative_attention_max_distance
+        relative_attention_num_buckets
     """,
     "changes the values of scaling factors, not their number": """
         fp8_amax_compute_algo fp8_interval fp8_margin

@@ -51,9 +51,24 @@ class Indexed:
         """Keys of each query: K, or all tokens if there are fewer."""
         return min(self.spec.topk, self.shapes.s)
 
+    @property
+    def keys(self) -> int:
+        """Tokens whose keys are scored."""
+        return self.shapes.s
+
+    @property
+    def width(self) -> int:
+        """dq: elements of a query of attention."""
+        return self.mla.query_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """dv: elements of a value of attention."""
+        return self.mla.v_head_dim
+
     def of_pairs(self, name: str) -> Tensor:
         """[b, s, s] in fp32."""
-        return Tensor(name=name, shape=(self.shapes.b, self.shapes.s, self.shapes.s), dtype="fp32", formula="4·b·s²")
+        return Tensor(name=name, shape=(self.shapes.b, self.shapes.s, self.keys), dtype="fp32", formula="4·b·s²")
 
     def mask(self, name: str) -> Tensor:
         """[s, s] in fp32."""
@@ -61,17 +76,17 @@ class Indexed:
 
     def of_heads(self, name: str, *, dtype: str = "fp32") -> Tensor:
         """[b, a/t, s, s]."""
-        shape = (self.shapes.b, self.heads, self.shapes.s, self.shapes.s)
+        shape = (self.shapes.b, self.heads, self.shapes.s, self.keys)
         return Tensor(name=name, shape=shape, dtype=dtype, formula="b·a·s²/t elements")
 
     def of_index_heads(self, name: str, *, dtype: str = "fp32") -> Tensor:
         """[s, b, H, s]."""
-        shape = (self.shapes.s, self.shapes.b, self.spec.heads, self.shapes.s)
+        shape = (self.shapes.s, self.shapes.b, self.spec.heads, self.keys)
         return Tensor(name=name, shape=shape, dtype=dtype, formula="b·H·s² elements")
 
     def query(self, name: str, *, dtype: str | None = None, made_in: str = "") -> Tensor:
         """[s, b, a/t, dq]: queries, or keys."""
-        return self.shapes.wide(name, self.heads * self.mla.query_head_dim, "a·dq/t", dtype=dtype, made_in=made_in)
+        return self.shapes.wide(name, self.heads * self.width, "a·dq/t", dtype=dtype, made_in=made_in)
 
     def value(self, name: str, *, made_in: str = "") -> Tensor:
         """[s, b, a/t, dv]."""
@@ -102,12 +117,12 @@ def sparse_attention(shapes: Shapes) -> Module:
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
         forward_workspace=(indexed.mask("mask of the scores"),),
-        children=(*_indexer(indexed), _index_loss(indexed), _kernel(indexed)),
+        children=(*index_projections(indexed), _index_loss(indexed), _kernel(indexed)),
         source="DSAttention",
     )
 
 
-def _indexer(indexed: Indexed) -> tuple[Module, ...]:
+def index_projections(indexed: Indexed) -> tuple[Module, ...]:
     """Queries, keys and weights of the indexer, the same on each tensor-parallel rank. Its inputs have no gradients.
 
     Under sequence parallelism they are gathered and saved. Otherwise other modules save them too.
@@ -122,7 +137,7 @@ def _indexer(indexed: Indexed) -> tuple[Module, ...]:
     return (
         _projection(indexed, "linear_wq_b", (spec.heads * spec.head_dim, rank or hidden), reads=latents, beside=joined),
         _projection(indexed, "linear_wk", (spec.head_dim, hidden), reads=states),
-        _prepared(indexed),
+        index_norm(indexed),
         _projection(indexed, "linear_weights_proj", (spec.heads, hidden)),
     )
 
@@ -147,7 +162,7 @@ def _projection(
     )
 
 
-def _prepared(indexed: Indexed) -> Module:
+def index_norm(indexed: Indexed) -> Module:
     """The LayerNorm of the keys, and the rotation of queries and keys with tables of its own."""
     shapes, spec = indexed.shapes, indexed.spec
     tables = tuple(
@@ -196,18 +211,18 @@ def _index_loss(indexed: Indexed) -> Module:
             indices,
             Tensor(name="loss", shape=(1,), dtype="fp32"),
         ),
-        forward_workspace=_beyond(_forward_of_loss(indexed), (indices,)),
+        forward_workspace=beyond(_forward_of_loss(indexed), (indices,)),
         backward_workspace=(
             *indexed.waiting,
             indexed.indices("gradient of the indices"),
-            *largest(*_scoring(indexed), *_backward_of_loss(indexed)),
+            *largest(*scoring(indexed), *backward_of_loss(indexed)),
         ),
-        collectives=_summed_scores(indexed),
+        collectives=summed_scores(indexed),
         source="FusedDSAIndexerLoss",
     )
 
 
-def _scoring(indexed: Indexed) -> tuple[tuple[Tensor, ...], ...]:
+def scoring(indexed: Indexed) -> tuple[tuple[Tensor, ...], ...]:
     """`_compute_index_scores`: the product of queries and keys in fp32, and then ReLU and weights."""
     copies = (indexed.index_query("reordered index queries", dtype="fp32"),) if indexed.shapes.b > 1 else ()
     inputs = (indexed.index_query("index queries in fp32", dtype="fp32"), indexed.index_key("index keys in fp32", dtype="fp32"))
@@ -228,7 +243,7 @@ def _forward_of_loss(indexed: Indexed) -> tuple[tuple[Tensor, ...], ...]:
     masks = (indexed.mask("causal mask"), indexed.of_pairs("mask of the chosen keys"))
     softmax = (*masks, indexed.of_pairs("softmax of index scores"), indexed.of_pairs("sum of attention scores"))
     return (
-        *_scoring(indexed),
+        *scoring(indexed),
         (*kept, *in_fp32, attention),
         (*kept, attention, indexed.of_heads("scaled attention scores")),
         (*kept, *masks, attention, indexed.of_heads("softmax of attention scores")),
@@ -237,7 +252,7 @@ def _forward_of_loss(indexed: Indexed) -> tuple[tuple[Tensor, ...], ...]:
     )
 
 
-def _backward_of_loss(indexed: Indexed) -> tuple[tuple[Tensor, ...], ...]:
+def backward_of_loss(indexed: Indexed) -> tuple[tuple[Tensor, ...], ...]:
     """The same for the backward, after the scores of the indexer were computed again."""
     scores, attention = indexed.of_pairs("index scores"), indexed.of_heads("attention scores")
     in_fp32 = (indexed.query("query in fp32", dtype="fp32"), indexed.query("key in fp32", dtype="fp32"))
@@ -252,12 +267,12 @@ def _backward_of_loss(indexed: Indexed) -> tuple[tuple[Tensor, ...], ...]:
     )
 
 
-def _summed_scores(indexed: Indexed) -> tuple[Collective, ...]:
+def summed_scores(indexed: Indexed) -> tuple[Collective, ...]:
     """The attention scores are summed over the heads of all tensor-parallel ranks, in forward and again in backward."""
     shapes = indexed.shapes
     if shapes.t == 1:
         return ()
-    shape = (shapes.b, shapes.s, shapes.s)
+    shape = (shapes.b, shapes.s, indexed.keys)
     return tuple(
         Collective(kind="all_reduce", group="tp", shape=shape, dtype="fp32", phase=phase) for phase in ("forward", "backward")
     )
@@ -280,7 +295,7 @@ def _kernel(indexed: Indexed) -> Module:
         kind=ModuleKind.CHOSEN_ATTENTION,
         function=True,
         saved=saved,
-        forward_workspace=_beyond(
+        forward_workspace=beyond(
             (
                 (indexed.of_heads("scores"), indexed.of_heads("scaled scores")),
                 (indexed.of_heads("scores"), softmax, *masks),
@@ -308,7 +323,7 @@ def _backward_of_kernel(indexed: Indexed) -> tuple[Tensor, ...]:
     return largest(at_product, (gradient, product, rest))
 
 
-def _beyond(instants: tuple[tuple[Tensor, ...], ...], saved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def beyond(instants: tuple[tuple[Tensor, ...], ...], saved: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """What exists at the largest of some instants beyond the tensors that are `saved` until the end of the forward.
 
     A tensor of the instant that is saved, or one as large, stands for the saved one.

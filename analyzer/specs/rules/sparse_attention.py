@@ -1,7 +1,9 @@
 """Rules for DeepSeek sparse attention: what Megatron refuses or fails with, and what is not modelled with it.
 
-Source: `TransformerConfig.__post_init__`, `MultiLatentAttention.forward` (core/transformer/multi_latent_attention.py),
-`DSAttention` (core/transformer/experimental_attention_variant/dsa.py) and `gpt_builder`, 0.18.2.
+Sources: `TransformerConfig.__post_init__`, `MultiLatentAttention.forward` (core/transformer/multi_latent_attention.py),
+`DSAttention` (core/transformer/experimental_attention_variant/dsa.py) and `gpt_builder`, 0.18.2; `AbsorbedMLASelfAttention` and
+dsa_cudnn_kernels.py beside it, `QKNormConfigResolver` (core/transformer/mla_qk_norm_config.py) and
+`_validate_dsa_index_share_pipeline_split` (core/models/gpt/experimental_attention_variant_module_specs.py), 0.19.0.
 """
 
 from __future__ import annotations
@@ -10,18 +12,28 @@ from collections.abc import Iterator
 from typing import Final
 
 from analyzer.specs.job import TrainingJob
+from analyzer.specs.model import AbsorbedSpec, ModelSpec, SparseAttentionSpec
+from analyzer.specs.rules.stages import stage_violations
 from analyzer.specs.rules.violation import Violation
+from analyzer.specs.stage_sizes import layers_of_stages
 
 _LEAVE: Final = "leave it out"
 _NOT_MODELLED: Final = "is not modelled with sparse attention (dsa)"
+_VALUE_WIDTH: Final = 512
+"""The elements of a compressed value that FlashMLA's sparse attention reads (`_FLASH_MLA_REQUIRED_VALUE_DIM`)."""
 _MODELLED_MODULES: Final = frozenset({"mlp", "moe", "moe_act", "shared_experts"})
 
 
 def sparse_attention_violations(job: TrainingJob) -> Iterator[Violation]:
     """Layouts and features that exclude sparse attention."""
-    if job.model.sparse_attention is None:
+    yield from _split_between_keys(job)
+    sparse = job.model.sparse_attention
+    if sparse is None:
         return
-    yield from _refused(job)
+    if sparse.absorbed is None:
+        yield from _refused(job)
+    else:
+        yield from _refused_absorbed(job, sparse, sparse.absorbed)
     yield from _recompute(job)
     yield from _features(job)
 
@@ -36,17 +48,83 @@ def _refused(job: TrainingJob) -> Iterator[Violation]:
         yield Violation(("mtp_num_layers",), "Megatron stops in MTP layers with sparse attention (dsa)", _LEAVE)
 
 
+def _refused_absorbed(job: TrainingJob, sparse: SparseAttentionSpec, absorbed: AbsorbedSpec) -> Iterator[Violation]:
+    model, parallel = job.model, job.parallel
+    if model.bias_linear:
+        yield Violation(("experimental_attention_variant",), "dsa has no biases in linear layers", "add --disable-bias-linear")
+    if model.rope_fusion:
+        yield Violation(("apply_rope_fusion",), "is not supported with sparse attention (dsa)", "add --no-rope-fusion")
+    if parallel.context > 1 and parallel.cp_comm_type != "all_gather":
+        yield Violation(("cp_comm_type",), "context parallelism of dsa gathers the keys", "use --cp-comm-type all_gather")
+    if parallel.tensor > 1 and not parallel.sequence_parallel:
+        yield Violation(("tensor_model_parallel_size",), "dsa needs sequence parallelism", "add --sequence-parallel")
+    assert model.mla is not None
+    if model.qk_layernorm and model.mla.q_lora_rank is None:
+        yield Violation(("qk_layernorm",), "dsa normalizes compressed queries only", "add --q-lora-rank 1536, or leave it out")
+    if absorbed.shares and job.recompute.granularity == "full" and job.flags.attention_mask_in_dataloader:
+        # the mask carries the chosen keys, and a checkpoint gives its layers a copy of it (`_get_index_share_topk_holder`)
+        yield Violation(
+            ("dsa_indexer_topk_freq", "recompute_granularity"),
+            "Megatron stops: layers that are recomputed with an attention mask do not find the keys that others chose",
+            "add --no-create-attention-mask-in-dataloader",
+        )
+    if absorbed.backend == "cudnn":
+        yield from _refused_by_cudnn(job, sparse, absorbed, rank=model.mla.kv_lora_rank)
+
+
+def _refused_by_cudnn(job: TrainingJob, sparse: SparseAttentionSpec, absorbed: AbsorbedSpec, *, rank: int) -> Iterator[Violation]:
+    """What the kernels of cuDNN and FlashMLA cannot do: operations of PyTorch then take the place of some of them."""
+    capability, heads = job.hardware.compute_capability or (9, 0), job.model.num_attention_heads // job.parallel.tensor
+    if capability < (9, 0):
+        yield Violation(("dsa_kernel_backend",), "the kernels of cuDNN need Hopper or later", "use --dsa-kernel-backend none")
+    elif rank != _VALUE_WIDTH:
+        yield Violation(("kv_lora_rank",), f"{_NOT_MODELLED} by cuDNN", f"use {_VALUE_WIDTH}, or --dsa-kernel-backend none")
+    elif absorbed.computed_heads(heads, capability) is None:
+        fault = f"{heads} heads of a tensor-parallel rank are not modelled with --dsa-kernel-backend cudnn"
+        yield Violation(("num_attention_heads",), fault, "use 64 or 128, or --dsa-kernel-backend none")
+    if sparse.logged and not sparse.sparse_loss:
+        fault = "the loss over all keys is not modelled with kernels of cuDNN"
+        yield Violation(("dsa_kernel_backend",), fault, "add --dsa-indexer-use-sparse-loss")
+
+
+def _split_between_keys(job: TrainingJob) -> Iterator[Violation]:
+    """A stage that begins with a layer which uses the keys that a layer of another stage chose."""
+    model, parallel = job.model, job.parallel
+    chooses = _chooses_keys(model)
+    if all(chooses) or any(stage_violations(model.num_layers, parallel, mtp_layers=model.mtp_num_layers)):
+        return
+    first = 1
+    for count in layers_of_stages(model.num_layers, parallel):
+        if count and not chooses[first - 1]:
+            before = max(layer for layer in range(1, first) if chooses[layer - 1])
+            fault = f"a stage begins with layer {first}, which uses the keys that layer {before} of another stage chose"
+            yield Violation(("pipeline_model_parallel_size",), fault, "begin each stage with a layer that has an indexer")
+            return
+        first += count
+
+
+def _chooses_keys(model: ModelSpec) -> tuple[bool, ...]:
+    """For each decoder layer, whether it chooses the keys that its attention reads; empty if all do."""
+    if model.plugin is not None and model.plugin.shares_keys:
+        return model.plugin.layers
+    sparse = model.sparse_attention
+    if sparse is None or sparse.absorbed is None or not sparse.absorbed.shares:
+        return ()
+    return tuple(sparse.has_indexer(layer) for layer in range(model.num_layers))
+
+
 def _recompute(job: TrainingJob) -> Iterator[Violation]:
-    recompute = job.recompute
+    recompute, sparse = job.recompute, job.model.sparse_attention
+    absorbed = sparse is not None and sparse.absorbed is not None
     if recompute.granularity == "selective":
-        if "core_attn" in recompute.modules:
+        if "core_attn" in recompute.modules and not absorbed:
             # `_checkpointed_attention_forward` does not pass the inputs of the indexer
             yield Violation(
                 ("recompute_modules",), "Megatron stops if it recomputes core_attn with sparse attention (dsa)", "use mlp or moe"
             )
         elif set(recompute.modules) - _MODELLED_MODULES:
             yield Violation(("recompute_modules",), _NOT_MODELLED, f"use {', '.join(sorted(_MODELLED_MODULES))}")
-    elif recompute.granularity == "full" and job.parallel.tensor > 1:
+    elif recompute.granularity == "full" and job.parallel.tensor > 1 and not absorbed:
         yield Violation(
             ("recompute_granularity", "tensor_model_parallel_size"), _NOT_MODELLED, "use --tensor-model-parallel-size 1"
         )

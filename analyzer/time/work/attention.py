@@ -22,7 +22,9 @@ OUTSIDE_CHECKPOINT: Final = frozenset({ROTATION, ROTATION_LOOP, COPIES})
 INDEX_ATTENTION: Final = "attention scores of the indexer loss"
 INDEX_SOFTMAX: Final = "softmax of these scores"
 INDEX_LOSS: Final = "loss of the indexer"
-LOSS_OF_INDEXER: Final = frozenset({INDEX_ATTENTION, INDEX_SOFTMAX, INDEX_LOSS})
+INDEX_TARGETS: Final = "scores of the chosen keys"
+INDEX_GRADIENTS: Final = "gradients of the loss of the indexer"
+LOSS_OF_INDEXER: Final = frozenset({INDEX_ATTENTION, INDEX_SOFTMAX, INDEX_LOSS, INDEX_TARGETS, INDEX_GRADIENTS})
 """Kernels that the first forward under a checkpoint does not run: it has no gradients, and computes no loss of the indexer."""
 
 

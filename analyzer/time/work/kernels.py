@@ -66,6 +66,8 @@ class Attention(NamedTuple):
     head_dim: int
     value_dim: int
     backend: Literal["flash", "fused"] = "fused"
+    of_loss: bool = False
+    """For the loss of an indexer, which a forward without gradients does not compute."""
 
     @property
     def launches(self) -> int:

@@ -7,22 +7,26 @@ Megatron: `TransformerConfig.__post_init__`, `get_experimental_attention_variant
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.model.hybrid import is_hybrid
-from analyzer.launch.derive.reading import number, option, positive, since, switched_on
-from analyzer.specs import SparseAttentionSpec
+from analyzer.launch.derive.reading import number, option, positive, since, switched_on, text
+from analyzer.specs import AbsorbedSpec, SparseAttentionSpec
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
+    from analyzer.launch.derive.launch_input import LaunchInput
 
 _VARIANT = "experimental_attention_variant"
 _COEFFICIENT = "dsa_indexer_loss_coeff"
+_FREQUENCY = "dsa_indexer_topk_freq"
+_OFFSET = "dsa_indexer_skip_topk_offset"
 
 
 def sparse_attention_spec(arguments: Arguments) -> SparseAttentionSpec | None:
-    """Sizes of the indexer; None without it, and from core 0.19 on, of which only the weights are counted (`with_plugin`).
+    """Sizes of the indexer; None without it, and with kernels of TileLang, of which only the weights are counted (`with_plugin`).
 
     Raises InputError for what Megatron refuses, and for missing sizes.
     """
@@ -32,7 +36,39 @@ def sparse_attention_spec(arguments: Arguments) -> SparseAttentionSpec | None:
         fault, remedy = "the sparse attention of hybrids in core 0.19 is not modelled", "name core 0.18 with --info-megatron 0.18.2"
         raise UnsupportedError(option(arguments, _VARIANT), fault, remedy)
     sizes = index_sizes(arguments)
-    return None if since(arguments, "0.19") else sizes
+    if not since(arguments, "0.19"):
+        return sizes
+    backend = text(arguments, "dsa_kernel_backend", "none")
+    if backend == "tilelang":
+        return None
+    if backend == "cudnn" and arguments.get("dsa_indexer_scoring_relu") is False:
+        named = option(arguments, "dsa_indexer_scoring_relu")
+        raise InputError(named, "the kernels of cuDNN apply a ReLU", "leave it out, or use --dsa-kernel-backend none")
+    return replace(
+        sizes,
+        absorbed=AbsorbedSpec(
+            backend="cudnn" if backend == "cudnn" else "none",
+            every=positive(arguments, _FREQUENCY) or 1,
+            after=last_of_first_indexers(arguments),
+            rotated=arguments.get("dsa_indexer_rotate_activation") is not False,
+            norm_in_fp32=switched_on(arguments, "dsa_indexer_k_norm_fp32"),
+        ),
+    )
+
+
+def assume_speed(launch: LaunchInput, sparse: SparseAttentionSpec) -> None:
+    """Say what the time of kernels rests on that nobody has published measurements of."""
+    if sparse.absorbed is not None and sparse.absorbed.backend == "cudnn":
+        launch.assume(
+            "Kernels of sparse attention are assumed to be as fast as those of dense attention with as many operations, and the "
+            "sort of the chosen keys to be limited by memory: no measurements are known, and the time is probably too low."
+        )
+
+
+def last_of_first_indexers(arguments: Arguments) -> int:
+    """The last of the first layers that each have an indexer: the first layer always has one."""
+    given = arguments.get(_OFFSET)
+    return max(given, 1) if isinstance(given, int) else 1
 
 
 def index_sizes(arguments: Arguments) -> SparseAttentionSpec:
