@@ -277,7 +277,7 @@ def _fp8(job: TrainingJob) -> dict[str, Any]:
         "fp8_amax_history_len": fp8.amax_history_len,
     }
     if fp8.recipe == "nvfp4":
-        kind = {"fp4": fp8.format, "fp4_recipe": fp8.recipe}
+        kind = {"fp4": fp8.format, "fp4_recipe": fp8.recipe, **({"fp4_param": True} if fp8.stored_parameters else {})}
     return {
         **kind,
         "first_last_layers_bf16": bool(fp8.layers_at_start_in_16_bit or fp8.layers_at_end_in_16_bit),

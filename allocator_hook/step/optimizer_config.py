@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -10,6 +10,8 @@ from allocator_hook.step.config import TORCH_DTYPES, stores_fp8
 from allocator_hook.step.muon import muon_options
 from allocator_hook.step.versions import known_to
 from analyzer.specs import TrainingJob
+
+_FP8: Final = ("delayed", "tensorwise", "blockwise", "mxfp8")
 
 
 def uses_torch_fsdp(job: TrainingJob) -> bool:
@@ -71,7 +73,8 @@ def ddp_config(job: TrainingJob, *, parameters: int) -> Any:
             pad_buckets_for_high_nccl_busbw=optimizer.pad_buckets_for_high_nccl_busbw,
             average_in_collective=optimizer.average_in_collective,
             reduce_scatter_with_fp32_accumulation=optimizer.reduce_scatter_with_fp32_accumulation,
-            fp8_param_gather=stores_fp8(job),
+            fp8_param_gather=stores_fp8(job, *_FP8),
+            **({"fp4_param_gather": True} if stores_fp8(job, "nvfp4") else {}),
             reuse_grad_buf_for_mxfp8_param_ag=stores_fp8(job, "mxfp8"),
             **_fsdp(job),
         )

@@ -28,6 +28,7 @@ from analyzer.program.schedule.pipeline import warmup_forwards
 from analyzer.specs import TrainingJob
 from analyzer.states.bytes_per_parameter import casts_to_stored_fp8
 from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_gemms
+from analyzer.units import ceil_div
 
 
 def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
@@ -60,7 +61,11 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
         values: Counter[str] = Counter()
         for parameter in (each for each in quantized(stage.trees) if not each.frozen):
             values[_shard_group(job, parameter)] += _amax_values(job, parameter)
-        for group, count in values.items():
+        weights = Counter[str]()
+        if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":  # one value of each weight, too
+            for parameter in (each for each in quantized(stage.trees) if not each.frozen):
+                weights[_shard_group(job, parameter)] += matrices(parameter)[0]
+        for group, count in (*values.items(), *weights.items()):
             yield Call(
                 group=group,
                 kind="all_reduce",
@@ -146,5 +151,7 @@ def _amax_values(job: TrainingJob, parameter: Parameter) -> int:
     """Number of amax values of a parameter: one for each scale."""
     assert job.precision.fp8 is not None
     count, rows, columns = matrices(parameter)
+    if job.precision.fp8.recipe == "nvfp4":  # tiles of 16 × 16 (`NVFP4_BLOCK_SCALING_SIZE`), whose scales are then repeated
+        return count * ceil_div(rows, 16) * ceil_div(columns, 16)
     shape, _ = scales(job.precision.fp8.recipe, rows, columns, "row", square_blocks=True)
     return count * prod(shape)

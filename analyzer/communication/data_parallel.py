@@ -70,4 +70,4 @@ def _calls(job: TrainingJob, buffer: Buffer) -> Iterator[Call]:
         if instances > 1:
             shard = (bucket.numel // ranks,)
             yield Call("inter_dist_opt", "all_reduce", "gradient", f"{owner}.gradient_shard", shard, buffer.gradient_dtype)
-        yield Call(group, "all_gather", "parameter", f"{owner}.parameters", (bucket.numel,), buffer.parameter_dtype)
+        yield Call(group, "all_gather", "parameter", f"{owner}.parameters", (bucket.gathered_numel,), buffer.parameter_dtype)

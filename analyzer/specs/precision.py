@@ -16,7 +16,7 @@ class Fp8Spec:
     """hybrid: activation gradients in e5m2, with the same size as e4m3; e2m1: FP4, with the recipe nvfp4."""
     recipe: Fp8Recipe = "delayed"
     stored_parameters: bool = False
-    """Weights of these layers are stored and gathered in FP8 (`--fp8-param-gather`)."""
+    """Weights of these layers are stored and gathered in FP8 (`--fp8-param-gather`) or FP4 (`--fp4-param-gather`)."""
     layers_at_start_in_16_bit: int = 0
     """Layers at the start that use 16 bit (`--first-last-layers-bf16`)."""
     layers_at_end_in_16_bit: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from analyzer.layout.data_parallel import described_replica, reduction_size
 from analyzer.modules.stage import StageModel
@@ -26,6 +26,9 @@ from analyzer.states.bytes_per_parameter import (
 )
 from analyzer.states.record import States
 from analyzer.units import DTYPE_BYTES
+
+_FP4_TILE: Final = 16 * 16
+"""Elements of a weight in FP4 with one scale before it is cast (`NVFP4_BLOCK_SCALING_SIZE`)."""
 
 
 def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], *, parameters: int, gradients: int) -> States:
@@ -161,6 +164,9 @@ def _casts(job: TrainingJob, buffers: Sequence[Buffer]) -> Iterator[_Step]:
             continue
         owned = _owned(job, stored)
         tensors = [Tensor(name="16-bit copies of master weights", shape=(owned,), dtype=job.precision.parameters)]
+        if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":
+            tiles = sum(size for buffer in stored for bucket in buffer.buckets for size in bucket.sizes) // _FP4_TILE
+            tensors += [Tensor(name=f"{name} of the tiles of weights", shape=(tiles,), dtype="fp32") for name in ("amax", "scales")]
         if transposes(job):
             largest = max(size for buffer in stored for bucket in buffer.buckets for size in bucket.sizes)
             tensors.append(Tensor(name="transpose of a weight in FP8", shape=(min(largest, owned),), dtype="fp8"))

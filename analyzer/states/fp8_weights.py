@@ -86,7 +86,8 @@ def in_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
     fp8 = job.precision.fp8
     if fp8 is None or not fp8.stored_parameters:
         raise ValueError("weights are not stored in FP8")
-    return sum(times * module.derived(_buffered_bytes, 0 if fp8.recipe == "mxfp8" else 1) for module, times in modules)
+    bits = {"mxfp8": 0, "nvfp4": 4}.get(fp8.recipe, 8)
+    return sum(times * module.derived(_buffered_bytes, bits) for module, times in modules)
 
 
 def scaling_bytes(job: TrainingJob, modules: Counted) -> int:
@@ -127,10 +128,11 @@ def _separate_bytes(module: Module) -> int:
     return sum_of_parameters(module, size)
 
 
-def _buffered_bytes(module: Module, quantized: int) -> int:
-    """Bytes of the parameters in their buffers. `quantized`: those of an element of a weight in FP8."""
+def _buffered_bytes(module: Module, bits: int) -> int:
+    """Bytes of the parameters in their buffers. `bits`: those of an element of a quantized weight."""
     return sum_of_parameters(
-        module, lambda parameter: parameter.numel * (quantized if parameter.quantized else int(DTYPE_BYTES[parameter.dtype]))
+        module,
+        lambda each: each.numel * bits // 8 if each.quantized else each.numel * int(DTYPE_BYTES[each.dtype]),
     )
 
 
@@ -185,10 +187,12 @@ def _data_bytes(parameter: Parameter, recipe: Fp8Recipe) -> int:
 
 
 def _copy_bytes(parameter: Parameter, recipe: Fp8Recipe, axes: tuple[Axis, ...]) -> int:
-    """Bytes of the copies along `axes`, with their scales. With one scale per tensor the copies share it."""
+    """Bytes of the copies along `axes`, with scales and, in FP4, amax values. With one scale per tensor the copies share it."""
     count, rows, columns = matrices(parameter)
     total = len(axes) * _data_bytes(parameter, recipe)
     for axis in axes[:1] if recipe in ONE_SCALE else axes:
         shape, dtype = scales(recipe, rows, columns, axis, square_blocks=True)
         total += count * round_up(dtype_bytes(dtype, prod(shape)), BLOCK)
+    if recipe == "nvfp4":
+        total += count * len(axes) * BLOCK
     return total

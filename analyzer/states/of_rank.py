@@ -87,7 +87,7 @@ def _with_moved_parameters(job: TrainingJob, states: States, buffers: StageBuffe
         return states
     flat = [buffer for chunk in buffers for buffer in chunk]
     moved = [0 if _stays(job, buffer) else buffer.separate_bytes for buffer in flat]
-    own = [0 if buffer.gathers_through_gradients else _allocated(buffer.parameter_dtype, buffer) for buffer in flat]
+    own = [0 if buffer.gathers_through_gradients else buffer.parameter_bytes for buffer in flat]
     existing, left = states.parameters - sum(own), sum(moved)
     for buffer, parameters, separate in zip(flat, own, moved, strict=True):
         existing += parameters + _allocated(buffer.gradient_dtype, buffer)
@@ -114,7 +114,7 @@ def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buff
         element = int(DTYPE_BYTES[job.precision.parameters])
         return sum(tree.derived(_bytes_of_separate_parameters, element) for tree in stage.trees)
     own = (buffer for buffer in buffers if not buffer.gathers_through_gradients)
-    total = sum(_allocated(buffer.parameter_dtype, buffer) for buffer in own)
+    total = sum(buffer.parameter_bytes for buffer in own)
     fp8 = job.precision.fp8
     stored = fp8.recipe if fp8 is not None and fp8.stored_parameters else None
     total += sum(tree.derived(_bytes_of_frozen_parameters, stored) for tree in stage.trees)

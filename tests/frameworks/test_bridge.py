@@ -443,12 +443,16 @@ def test_the_fields_of_a_model_may_be_those_of_its_transformer(tmp_path: Path) -
 
 def test_what_is_not_modelled_is_left_out_with_its_name(folder: Path) -> None:
     """A container lists all fields, so that one that is not modelled does not hide the answer. --info-strict refuses it."""
-    words = ("config.yaml", "mixed_precision=bf16_with_nvfp4_mixed", *WORLD, "--info-gpu", "B200")
+    words = ("config.yaml", "mixed_precision=bf16_with_nvfp4_mixed", *WORLD, "--info-gpu", "B200", "--info-megatron", "0.17.1")
     found = job(folder, *words)
     assert "--fp4-param-gather is not counted" in found.withheld
     assert any(each.startswith("--fp4-param-gather is left out: parameters stored in FP4") for each in found.unknown)
     assert found.precision.fp8 is not None
-    assert found.precision.fp8.recipe == "nvfp4"
+    assert (found.precision.fp8.recipe, found.precision.fp8.stored_parameters) == ("nvfp4", False)
+    later = job(folder, *words[:-1], "0.19.0")
+    assert later.withheld == ()
+    assert later.precision.fp8 is not None
+    assert later.precision.fp8.stored_parameters
     with pytest.raises(UnsupportedError, match="fp4-param-gather"):
         job(folder, *words, "--info-strict")
 

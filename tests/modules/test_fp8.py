@@ -7,12 +7,14 @@ that allocate the same tensors as `csrc/quantizer.cpp` replaced its compiled qua
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.communication.data_parallel import data_parallel_calls
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.memory.chunk_memory import Situation, chunk_memory
 from analyzer.memory.workspaces import workspaces
@@ -21,6 +23,8 @@ from analyzer.modules.tree import Module, parameters
 from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from analyzer.specs import HardwareSpec, TrainingJob
+from analyzer.specs.rules.quantized import quantized_violations
+from analyzer.states.buffers.of_stage import stage_buffers
 from analyzer.states.bytes_per_parameter import adam_stores_master_weights
 from analyzer.states.fp8_weights import cast_bytes, scaling_bytes
 from tests.command import report
@@ -239,12 +243,56 @@ def test_fp4_has_one_scale_for_sixteen_values(rows: int, columns: int) -> None:
 
 
 def test_weights_have_two_fp4_copies_of_half_a_byte() -> None:
-    """Row-wise and column-wise, each with 1/16 byte of scales per value: two times 9/16 bytes."""
+    """Row-wise and column-wise, each with 1/16 byte of scales per value: two times 9/16 bytes. Each of 4 has an amax in a block."""
     job = fp4()
     trees = stage_models(job)[0].trees
     numel = sum(parameter.numel for parameter in parameters(trees[0]) if parameter.quantized)
     assert numel == 12 * 1024 * 1024
-    assert cast_bytes(job, counted(trees)) == numel * 2 * 9 // 16
+    assert cast_bytes(job, counted(trees)) == numel * 2 * 9 // 16 + 4 * 2 * 512
+
+
+def stored_in_fp4(rest: str = "", *, te: str = "2.16", gpus: int = 8) -> TrainingJob:
+    line = f"--fp4-format e2m1 --fp4-param-gather --use-distributed-optimizer {rest}"
+    job = job_of(line, base=ONE_LAYER, gpu=BLACKWELL, release="0.19.0", gpus=gpus)
+    return replace(job, software=replace(job.software, te=te))
+
+
+def test_parameters_that_are_stored_in_fp4_have_a_buffer_of_half_a_byte() -> None:
+    """Beside it are the row-wise scales and the column-wise copy with its scales: 9/16 bytes of each copy, and an amax."""
+    states = states_of(stored_in_fp4(), stage_models(stored_in_fp4())[0])
+    weights, in_16_bit = 12 * 1024 * 1024, 2 * (511 * 1024 + 2048 * 1024 + 13 * 1024)
+    assert states.parameters == pytest.approx(weights * 2 * 9 / 16 + 4 * 2 * 512 + in_16_bit, rel=1e-3)
+
+
+def test_shards_of_parameters_in_fp4_are_gathered_as_half_as_many_bytes() -> None:
+    """Weights of 12 Mi elements; gradients have one element for each."""
+    job = stored_in_fp4()
+    [buffers] = stage_buffers(job, stage_models(job)[0])
+    stored = next(buffer for buffer in buffers if buffer.parameter_dtype == "uint8")
+    assert (stored.numel, stored.parameter_bytes) == (12 * 1024 * 1024, 6 * 1024 * 1024)
+    gathered = [call for call in data_parallel_calls(job, 0, (buffers,)) if call.kind == "all_gather"]
+    assert {call.shape for call in gathered if call.dtype == "uint8"} == {(6 * 1024 * 1024,)}
+
+
+def test_parameters_in_fp4_match_the_recording() -> None:
+    """Recorded by the shadow engine with megatron-core 0.19.0 and Transformer Engine 2.16."""
+    line = (
+        "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 "
+        "--micro-batch-size 2 --global-batch-size 16 --tokenizer-type NullTokenizer --vocab-size 500 --use-distributed-optimizer "
+        "--bf16 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --group-query-attention "
+        "--num-query-groups 4 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --fp4-format e2m1 "
+        "--fp4-param-gather"
+    )
+    job = job_of(line, base="", gpu=BLACKWELL, release="0.19.0")
+    job = replace(job, software=replace(job.software, te="2.16"))
+    assert states_of(job, stage_models(job)[0]).parameters == 13_911_040
+
+
+def test_earlier_releases_cannot_cast_to_stored_fp4() -> None:
+    """`quantize_nvfp4_param_shard` needs `quantize_master_weights` of Transformer Engine 2.14."""
+    assert not list(quantized_violations(stored_in_fp4()))
+    (found,) = quantized_violations(stored_in_fp4(te="2.11"))
+    assert (found.options, found.library) == (("fp4_param_gather",), "Transformer Engine 2.11")
 
 
 def test_a_linear_layer_saves_its_input_in_fp4() -> None:

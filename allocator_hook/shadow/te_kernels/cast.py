@@ -19,6 +19,11 @@ IN_PLACE: Final = (
     "fp8_block_scaling_partial_cast",
     "mxfp8_scaling_compute_partial_amax",
     "mxfp8_scaling_partial_cast",
+    "nvfp4_multi_tensor_compute_partial_amax",
+    "nvfp4_compute_global_scale",
+    "nvfp4_multi_tensor_fused_scale",
+    "nvfp4_multi_tensor_2d_partial_cast",
+    "nvfp4_2d_multi_tensor_transpose",
 )
 """Kernels that write only to existing tensors."""
 

@@ -12,6 +12,7 @@ from allocator_hook.shadow.te_kernels.allocate import empty
 
 IN_PLACE: Final = (
     "multi_tensor_scale",
+    "multi_tensor_scale_tensor",
     "multi_tensor_adam",
     "multi_tensor_adam_param_remainder",
     "multi_tensor_adam_fp8",

@@ -261,6 +261,6 @@ def _wrap(
         options["is_2D_scaled"] = quantizer.block_scaling_dim == 2
         if _is_compact(quantizer) is not None:
             options["data_format"] = ENUMS["Float8BlockScaleTensorFormat"]["COMPACT" if _is_compact(quantizer) else "GEMM_READY"]
-    if kind == "mxfp8" and not is_before("2.12"):
-        options["with_gemm_swizzled_scales"] = bool(quantizer.optimize_for_gemm)
+    if kind in ("mxfp8", "nvfp4") and not is_before("2.12"):
+        options["with_gemm_swizzled_scales"] = kind == "mxfp8" and bool(quantizer.optimize_for_gemm)
     return getattr(import_module(f"transformer_engine.pytorch.tensor.{module}"), name)(**options)

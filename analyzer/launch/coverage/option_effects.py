@@ -25,7 +25,7 @@ _MODELLED: Final = """
     dsa_indexer_scoring_relu dsa_indexer_skip_topk_offset dsa_indexer_topk dsa_indexer_topk_freq dsa_indexer_use_sparse_loss
     dsa_kernel_backend
     empty_unused_memory_level encoder_num_layers encoder_seq_length eval_global_batch_size exp_avg_dtype
-    exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size finetune fp4 fp4_recipe
+    exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size finetune fp4 fp4_param_gather fp4_recipe
     fine_grained_activation_offloading
     first_last_layers_bf16 fp16 fp16_lm_cross_entropy fp32_residual_connection fp8 fp8_amax_history_len
     fp8_param_gather fp8_recipe fsdp_double_buffer global_batch_size grad_reduce_in_bf16

@@ -71,7 +71,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "fp8_hybrid": ("FP8 in the code of 2023 is not modelled", "analyse the launch in bf16, without it"),
     "fp8_output_proj": ("an output layer in FP8 is not modelled", _WITHOUT),
     "fp4_param": ("parameters stored in FP4 are not modelled", _WITHOUT),
-    "fp4_param_gather": ("parameters stored in FP4 are not modelled", _WITHOUT),
     "te_precision_config_file": ("a separate precision for each module is not modelled", _WITHOUT),
     "kitchen_config_file": ("a separate precision for each module is not modelled", _WITHOUT),
     "kitchen_recipe_number": ("a separate precision for each module is not modelled", _WITHOUT),

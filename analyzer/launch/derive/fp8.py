@@ -38,6 +38,9 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
     if reused and not stored:
         named = option(arguments, "reuse_grad_buf_for_mxfp8_param_ag")
         raise InputError(named, "is for parameters stored in FP8", "add --fp8-param-gather, or leave it out")
+    stored_in_4_bit = switched_on(arguments, "fp4_param_gather")
+    if stored_in_4_bit and in_4_bit is None:
+        raise InputError(option(arguments, "fp4_param_gather"), "FP4 is not on", "add --fp4-format e2m1, or leave it out")
     if written is None:
         if stored:
             raise InputError(option(arguments, "fp8_param_gather"), "FP8 is not on", "add --fp8-format hybrid, or leave it out")
@@ -52,6 +55,8 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
         raise InputError(option(arguments, "fp8_param_gather"), "FP8 is not on", "leave it out")
     if stored:
         _check_stored(arguments, recipe=recipe, reused=reused, optimizer=optimizer)
+    elif stored_in_4_bit:
+        _check_stored_in_4_bit(arguments, optimizer)
     start, end = _layers_in_16_bit(arguments, recipe=recipe, most=model.num_layers // parallel.pipeline)
     _check_recompute(arguments, recipe=recipe)
     if recipe == "nvfp4" and parallel.tensor > 1 and switched_on(arguments, "tp_comm_overlap"):
@@ -62,7 +67,7 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
     return Fp8Spec(
         format=cast(Literal["e4m3", "hybrid", "e2m1"], str(written)),
         recipe=recipe,
-        stored_parameters=stored,
+        stored_parameters=stored or stored_in_4_bit,
         layers_at_start_in_16_bit=start,
         layers_at_end_in_16_bit=end,
         amax_history_len=positive(arguments, "fp8_amax_history_len") or 1,
@@ -131,6 +136,20 @@ def _check_stored(arguments: Arguments, *, recipe: Fp8Recipe, reused: bool, opti
         raise UnsupportedError(
             option(arguments, "reuse_grad_buf_for_mxfp8_param_ag"), f"it is not modelled for {recipe} parameters", "leave it out"
         )
+
+
+def _check_stored_in_4_bit(arguments: Arguments, optimizer: OptimizerSpec) -> None:
+    """Parameters in FP4 have buffers of half as many elements from core 0.18 on (`_compute_nvfp4_packed_layout`)."""
+    not_modelled = {
+        "before core 0.18": not since(arguments, "0.18"),
+        "without the distributed optimizer": not optimizer.distributed,
+        "with FSDP": switched_on(arguments, "use_megatron_fsdp") or switched_on(arguments, "use_torch_fsdp2"),
+        "with overlapped microbatches, whose layers run in 16 bit": switched_on(arguments, "overlap_moe_expert_parallel_comm"),
+    }
+    for where, applies in not_modelled.items():
+        if applies:
+            fault = f"parameters stored in FP4 are not modelled {where}"
+            raise UnsupportedError(option(arguments, "fp4_param_gather"), fault, "leave it out")
 
 
 def _layers_in_16_bit(arguments: Arguments, *, recipe: Fp8Recipe, most: int) -> tuple[int, int]:

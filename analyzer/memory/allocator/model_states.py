@@ -50,7 +50,7 @@ class ModelStates:
         for buffers, of_chunk in zip(self.buffers, separate, strict=True):
             for index, buffer in enumerate(buffers):
                 if distributed:
-                    allocate_permanent(allocator, [dtype_bytes(buffer.parameter_dtype, buffer.numel)])
+                    allocate_permanent(allocator, [buffer.parameter_bytes])
                 allocate_permanent(allocator, [dtype_bytes(buffer.gradient_dtype, buffer.numel)])
                 free(allocator, of_chunk.pop(index, ()))
             free(allocator, (address for addresses in of_chunk.values() for address in addresses))
@@ -59,7 +59,7 @@ class ModelStates:
     def _separate(self, allocator: CachingAllocator, chunk: int) -> dict[int, list[int]]:
         """Allocates the weights of a chunk. By the index of the buffer that they move into, the addresses of the large ones."""
         found: dict[int, list[int]] = {}
-        dtypes = {index: buffer.parameter_dtype for index, buffer in enumerate(self.buffers[chunk])}
+        dtypes = {index: "fp4" if each.in_4_bit else each.parameter_dtype for index, each in enumerate(self.buffers[chunk])}
         for index, numel, count in created_parameters(self.job, self.stage.trees[chunk]):
             size = dtype_bytes(dtypes.get(index, self.job.precision.parameters), numel)
             found.setdefault(index, []).extend(allocate(allocator, [size] * count))

@@ -24,6 +24,8 @@ def quantized_violations(job: TrainingJob) -> Iterator[Violation]:
         return
     if fp8.recipe == "nvfp4" and job.recompute.granularity == "full":
         yield from _without_columns(job)
+    if fp8.recipe == "nvfp4" and fp8.stored_parameters:
+        yield from _without_cast(job)
     if parallel.tensor == 1 or not parallel.sequence_parallel or job.software.te_is_before("2.11"):
         return
     if fp8.layers_at_start_in_16_bit + fp8.layers_at_end_in_16_bit >= job.model.num_layers:
@@ -81,3 +83,11 @@ def _in_userbuffers(job: TrainingJob) -> Iterator[Violation]:
             "leave it out, or use FP8 with --fp8-recipe tensorwise",
             TE_2_11,
         )
+
+
+def _without_cast(job: TrainingJob) -> Iterator[Violation]:
+    """`quantize_nvfp4_param_shard` (core/fp4_utils.py, 0.18 to 0.19) raises RuntimeError without `quantize_master_weights`."""
+    if job.software.te_is_before("2.14"):
+        fault = "this release cannot cast master weights to weights that are stored in FP4"
+        remedy = "use Transformer Engine 2.14 or later (--info-te 2.14), or leave it out"
+        yield Violation(("fp4_param_gather",), fault, remedy, f"Transformer Engine {job.software.te}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 from math import lcm
 from typing import Final, NamedTuple
@@ -57,6 +57,14 @@ class Bucket:
     alignment: int = 1
     """The start of each parameter is rounded up to a multiple of this number of elements."""
 
+    parameter_numel: int | None = None
+    """Elements of the message that gathers the parameters, if they differ from `numel`: an element of two parameters in FP4."""
+
+    @property
+    def gathered_numel(self) -> int:
+        """Elements of the message that gathers the parameters."""
+        return self.numel if self.parameter_numel is None else self.parameter_numel
+
     @property
     def placed(self) -> Iterator[tuple[int, int]]:
         """(first element, elements) of each parameter, in the order of the buffer."""
@@ -84,9 +92,20 @@ class Buffer:
         return sum(bucket.numel for bucket in self.buckets)
 
     @property
+    def parameter_bytes(self) -> int:
+        """Allocated bytes of the buffer of the parameters."""
+        return round_up(dtype_bytes(self.parameter_dtype, sum(bucket.gathered_numel for bucket in self.buckets)), BLOCK)
+
+    @property
+    def in_4_bit(self) -> bool:
+        """Whether an element has two parameters."""
+        return any(bucket.parameter_numel is not None for bucket in self.buckets)
+
+    @property
     def separate_bytes(self) -> int:
         """Bytes of the parameters where the model creates them, one by one, before the distributed optimizer moves them here."""
-        counts = Counter(size for bucket in self.buckets for size in bucket.sizes)
+        halves = 2 if self.in_4_bit else 1
+        counts = Counter(size // halves for bucket in self.buckets for size in bucket.sizes)
         return sum(count * round_up(dtype_bytes(self.parameter_dtype, size), BLOCK) for size, count in counts.items())
 
 
@@ -119,13 +138,19 @@ def chunk_buffers(job: TrainingJob, runs: Sequence[ParameterRun], *, bucket_size
     if job.megatron == "2023":
         return _legacy_buffers(job, runs)
     fp8 = job.precision.fp8
-    mxfp8 = fp8 is not None and fp8.recipe == "mxfp8"
+    mxfp8, nvfp4 = (fp8 is not None and fp8.recipe == recipe for recipe in ("mxfp8", "nvfp4"))
     return tuple(
         Buffer(
             parameter_dtype=job.precision.parameters if mxfp8 and stored == "uint8" else stored,
             gradient_dtype=gradient_dtype,
             group=group,
-            buckets=_buckets(job, members, group_size=reduction_size(job.parallel, group), bucket_size=bucket_size),
+            buckets=_buckets(
+                job,
+                members,
+                group_size=reduction_size(job.parallel, group),
+                bucket_size=bucket_size,
+                in_4_bit=nvfp4 and stored == "uint8",
+            ),
             gathers_through_gradients=mxfp8 and stored == "uint8",
         )
         for (group, stored, gradient_dtype), members in _by_kind(_grouping(job), runs)
@@ -213,7 +238,9 @@ def _shard(bucket: Bucket, group_size: int, member: int) -> list[int]:
     return [min(end, start + numel) - max(first, start) for start, numel in placed if start + numel > first]
 
 
-def _buckets(job: TrainingJob, runs: Sequence[ParameterRun], *, group_size: int, bucket_size: int | None) -> tuple[Bucket, ...]:
+def _buckets(
+    job: TrainingJob, runs: Sequence[ParameterRun], *, group_size: int, bucket_size: int | None, in_4_bit: bool = False
+) -> tuple[Bucket, ...]:
     """Buckets of one buffer, filled in reverse order of creation, which is about the order of the backward pass.
 
     Buckets start at multiples of the alignment of parameters, so positions are counted within a bucket.
@@ -232,7 +259,14 @@ def _buckets(job: TrainingJob, runs: Sequence[ParameterRun], *, group_size: int,
         else:
             builder.add(_sizes(run.parameters), run.times)
     builder.close()
-    return tuple(builder.closed)
+    return tuple(_packed(job, bucket, group_size) for bucket in builder.closed) if in_4_bit else tuple(builder.closed)
+
+
+def _packed(job: TrainingJob, bucket: Bucket, group_size: int) -> Bucket:
+    """The bucket with the size of its parameters in FP4, two in an element, in the same order (`_compute_nvfp4_packed_layout`)."""
+    halves = replace(bucket, sizes=tuple(size // 2 for size in bucket.sizes))
+    end = max(start + size for start, size in halves.placed)
+    return replace(bucket, parameter_numel=round_up(end, bucket_divisor(job, group_size)))
 
 
 def _sizes(parameters: Sequence[Parameter]) -> list[int]:

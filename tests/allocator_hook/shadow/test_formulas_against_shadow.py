@@ -401,6 +401,13 @@ GRID = {
         "--moe-router-padding-for-quantization"
     ),
     "llama, fp4": f"--bf16 {LLAMA} --info-gpu B200 --fp4-format e2m1",
+    "llama, fp4 stored": f"--bf16 {LLAMA} --info-gpu B200 --fp4-format e2m1 --fp4-param-gather --vocab-size 500",
+    "llama, fp4 stored, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --info-gpu B200 --fp4-format e2m1 --fp4-param-gather "
+    "--overlap-grad-reduce --overlap-param-gather",
+    "llama, fp4 stored, first and last layers in bf16": f"--bf16 {LLAMA} --info-gpu B200 --fp4-format e2m1 --fp4-param-gather "
+    "--first-last-layers-bf16 --grad-reduce-in-bf16",
+    "moe, fp4 stored, ep2": f"--bf16 {LLAMA} {MOE_FP8.format(tokens=640)} --info-gpu B200 --fp4-format e2m1 --fp4-param-gather "
+    "--expert-model-parallel-size 2",
     "llama, fp4, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --info-gpu B200 --fp4-format e2m1",
     "gpt, fp4, first and last layers in bf16": "--bf16 --info-gpu B200 --fp4-format e2m1 --first-last-layers-bf16",
     "moe, fp4": f"--bf16 {LLAMA} {MOE_FP8.format(tokens=640)} --info-gpu B200 --info-te 2.11 --fp4-format e2m1",
@@ -483,6 +490,8 @@ SINCE = dict.fromkeys(
     **dict.fromkeys(ABSORBED, "0.19"),
     # the first release that builds layers with sparse attention
     **dict.fromkeys((name for name in GRID if name.startswith("sparse attention")), "0.18"),
+    # the first release with buffers of weights in FP4
+    **dict.fromkeys((name for name in GRID if "fp4 stored" in name), "0.18"),
     # the first release with Muon
     "gpt, muon": "0.16",
     "llama, dist_muon": "0.16",
@@ -515,6 +524,8 @@ UNTIL = {
 UNTIL_TE = {
     # later releases keep one more tensor of the ring inside all-to-all groups
     "llama, cp4": "2.12",
+    # later releases pad the rows of experts in FP4 to 128
+    "moe, fp4": "2.12",
     # with later releases matrices of experts are not orthogonalized over expert-tensor-parallel ranks
     "mixtral, muon, tp2 sp": "2.12",
     # the peak of the first iteration is 0.5 MiB lower with later releases
@@ -536,6 +547,8 @@ SINCE_TE = {
     # no all-to-all groups in rings before 1.12; another set of buffers and of partial gradients in rings
     **dict.fromkeys(("llama, cp4", "gpt, interleaved, cp2", "gpt, cp2, deterministic"), "2"),
     "llama, userbuffers, tp2 sp pp2": "2",
+    # the first release that casts master weights to weights in FP4
+    **dict.fromkeys((name for name in GRID if "fp4 stored" in name), "2.14"),
 }
 """The first Transformer Engine that the shadow engine or the formulas describe, if earlier ones differ."""
 
