@@ -154,7 +154,7 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
         "of Transformer Engine's layers or of each expert with FP8": fp8 is not None and _runs_in_fp8(adapter),
         "with FP8 and full recompute": fp8 is not None and job.recompute.granularity == "full",
         "with FSDP": job.fsdp is not None,
-        "with CUDA graphs": job.graphs is not None,
+        "with CUDA graphs other than those of attention or of FFNs without adapters": _in_graphs(adapter, job, targets),
         "with a part of the optimizer states in host memory": offload is not None and offload.fraction < 1,
         "with userbuffers": flags.tp_comm_overlap,
         "with overlapped microbatches": flags.overlap_moe_expert_parallel_comm,
@@ -256,6 +256,26 @@ def _not_modelled_in_attention(job: TrainingJob, targets: tuple[AdapterTarget, .
         yield "for some of the projections of multi-latent attention only"
     if adapted and "mla_up_proj" in job.recompute.modules:
         yield "with recomputed up projections"
+
+
+def _in_graphs(adapter: Adapter, job: TrainingJob, targets: tuple[AdapterTarget, ...]) -> bool:
+    """Whether CUDA graphs capture adapters, or are of another kind than those whose frozen layers are modelled."""
+    graphs, model = job.graphs, job.model
+    if graphs is None:
+        return False
+    modelled = graphs.implementation == "transformer_engine" and graphs.warmup_steps > 0 and job.flags.gradient_accumulation_fusion
+    captured = set(graphs.scope)
+    if (
+        adapter.kind != "lora"
+        or not modelled
+        or model.moe is not None
+        or model.hybrid is not None
+        or not captured
+        or captured - {"attn", "mlp"}
+    ):
+        return True
+    adapted = {"mlp" if target in ("linear_fc1", "linear_fc2") else "attn" for target in targets}
+    return bool(captured & adapted)
 
 
 def _not_modelled_in_experts(job: TrainingJob, targets: tuple[AdapterTarget, ...]) -> Iterator[str]:

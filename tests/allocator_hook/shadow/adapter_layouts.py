@@ -35,6 +35,7 @@ _SELECTIVE: Final = "--recompute-granularity selective --recompute-modules"
 _OFFLOAD: Final = "--global-batch-size 64 --min-offloaded-tensor-size 1024 --fine-grained-activation-offloading --offload-modules"
 _TP2: Final = "--tensor-model-parallel-size 2"
 _SP: Final = f"{_TP2} --sequence-parallel"
+_GRAPHS: Final = "--vocab-size 500 --cuda-graph-impl transformer_engine --cuda-graph-scope"
 
 _METHODS: Final = {
     "all layers": f"{_LLAMA} --info-lora 64",
@@ -60,6 +61,10 @@ ADAPTERS: Final = {
     for name, line in {
         "all layers": f"{_LLAMA} --info-lora 8",
         "attention only": f"{_LLAMA} --info-lora 16:linear_qkv",
+        "attention only, graphs of mlp": f"{_LLAMA} {_GRAPHS} mlp --info-lora 64:linear_qkv",
+        "attention only, graphs of mlp, fp8, pp2": f"{_LLAMA} {_GRAPHS} mlp --fp8-format hybrid --fp8-recipe tensorwise "
+        "--pipeline-model-parallel-size 2 --info-lora 64:linear_qkv,linear_proj",
+        "ffn, graphs of attention": f"{_LLAMA} {_GRAPHS} attn --info-lora 64:linear_fc1,linear_fc2",
         "output projection": f"{_LLAMA} --info-lora 16:linear_proj",
         "fc1": f"{_LLAMA} --info-lora 16:linear_fc1",
         "fc2": f"{_LLAMA} --info-lora 16:linear_fc2",

@@ -52,6 +52,23 @@ def test_a_named_layer_has_an_adapter() -> None:
     assert rank.parameters == WEIGHTS + 32 * 8 * (4096 + 4096)
 
 
+@pytest.mark.parametrize(
+    ("scope", "targets", "modelled"),
+    [
+        ("mlp", "linear_qkv", True),
+        ("attn", "linear_fc1,linear_fc2", True),
+        ("attn mlp", "linear_qkv", False),
+        ("attn", "linear_proj", False),
+        ("mlp", "linear_fc2", False),
+    ],
+)
+def test_graphs_of_layers_without_adapters(scope: str, targets: str, modelled: bool) -> None:
+    """Graphs capture frozen layers as they are; those of adapters have workspaces of their own, which are not counted."""
+    line = f"--info-lora 16:{targets} --cuda-graph-impl transformer_engine --cuda-graph-scope {scope}"
+    assert (launched(line).job.withheld == ()) == modelled
+    assert launched(line.replace("transformer_engine", "local").replace(f"--cuda-graph-scope {scope}", "")).job.withheld != ()
+
+
 def _added(line: str) -> int:
     """Parameters of adapters on one GPU, in 2 layers with 2,048 elements, a rank of 4."""
     base = (
