@@ -94,6 +94,15 @@ def test_captured_routers_use_the_gemms_of_torch() -> None:
     assert parts["cuBLAS workspaces of the capture streams"] == 4 * 4096 * 8 * KIB
 
 
+def test_a_captured_gate_of_shared_experts_uses_the_gemms_of_torch() -> None:
+    """`SharedExpertMLP.forward` multiplies by a gate of `torch.nn.functional.linear`, wherever the router is computed."""
+    line = f"{MOE} {NOW} --cuda-graph-scope attn moe_router --moe-shared-expert-intermediate-size 512"
+    name = "cuBLAS workspaces of the capture streams"
+    parts = [{part.name: part.bytes for part in memory(job_of(each, release="0.18.2")).runtime_parts} for each in
+             (line, f"{line} --moe-shared-expert-gate")]  # fmt: skip
+    assert [each.get(name, 0) for each in parts] == [0, 4 * 4096 * 8 * KIB]
+
+
 def test_all_layers_share_one_static_output_gradient() -> None:
     """`_make_graphed_callables` with `_reuse_graph_input_output_buffers`, and the input gradient of the last captured backward."""
     parts = {part.name: part.bytes for part in memory(job_of(NOW)).runtime_parts}

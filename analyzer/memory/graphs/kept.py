@@ -60,8 +60,10 @@ def kept_tensors(
 ) -> tuple[list[Workspace], list[Workspace]]:
     """Tensors of graphs that stay allocated, also those in the pool: those that exist during the capture, and the others."""
     moe = job.model.moe
-    in_torch = (job.model.attention_backend == "unfused" and ModuleKind.ATTENTION_KERNEL in kinds) or (
-        moe is not None and ModuleKind.ROUTER in kinds and not module_inputs(job).router_in_te
+    in_torch = (
+        (job.model.attention_backend == "unfused" and ModuleKind.ATTENTION_KERNEL in kinds)
+        or (moe is not None and ModuleKind.ROUTER in kinds and not module_inputs(job).router_in_te)
+        or ModuleKind.SHARED_GATE in kinds
     )
     workspace = 2 * cublas_workspace_bytes(job)  # each of two threads has a handle
     if graphs.implementation == "transformer_engine":

@@ -260,6 +260,7 @@ GRID = {
     "gpt, graphs of mlp, small vocabulary": f"--bf16 {GRAPHS} --cuda-graph-scope mlp {FROM_START} --vocab-size 120",
     "gpt, graphs, small vocabulary": f"--bf16 {GRAPHS} --vocab-size 120",
     "llama, graphs of mlp": f"--bf16 {LLAMA} {GRAPHS} --cuda-graph-scope mlp {FROM_START}",
+    "gated shared experts, graphs of attention and router": f"--bf16 {SHARED} {GRAPHS} --cuda-graph-scope attn moe_router",
     "mixtral, graphs of attention and router": f"--bf16 {LLAMA} {MOE} {GRAPHS} --cuda-graph-scope attn moe_router {FROM_START}",
     "hybridep, graphs of router": f"--bf16 {LLAMA} {FLEX} --moe-flex-dispatcher-backend hybridep --moe-permute-fusion "
     f"--expert-model-parallel-size 2 {GRAPHS} --cuda-graph-scope moe_router moe_preprocess",
