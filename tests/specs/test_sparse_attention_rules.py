@@ -142,6 +142,24 @@ def test_stages_that_begin_with_an_indexer_and_gathered_keys_are_accepted() -> N
     assert job_of(f"{options} --cp-comm-type all_gather", release="0.19.0").parallel.context == 2
 
 
+def test_the_remedy_is_a_split_that_megatron_accepts() -> None:
+    """Of 78 layers with indexers in 1, 2, 3, 7, 11 … (GLM-5.2) stages of 14, 12, 12, 12, 12 and 16 are those of its recipe."""
+    options = f"{SHARED.replace('--num-layers 8', '--num-layers 78')} --pipeline-model-parallel-size 6"
+    with pytest.raises(InputError, match="add --decoder-first-pipeline-num-layers 14 --decoder-last-pipeline-num-layers 16"):
+        job_of(options, release="0.19.0", gpus=48)
+    split = "--decoder-first-pipeline-num-layers 14 --decoder-last-pipeline-num-layers 16"
+    assert job_of(f"{options} {split}", release="0.19.0", gpus=48).parallel.pipeline == 6
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_the_remedy_of_few_stages_is_accepted(stages: int) -> None:
+    options = f"{SHARED.replace('--num-layers 8', '--num-layers 24')} --pipeline-model-parallel-size {stages}"
+    with pytest.raises(InputError, match="begin each stage with a layer that has an indexer: add ") as caught:
+        job_of(options, release="0.19.0", gpus=24)
+    remedy = str(caught.value).rpartition("add ")[2]
+    assert job_of(f"{options} {remedy}", release="0.19.0", gpus=24).parallel.pipeline == stages
+
+
 def test_sparse_layers_of_hybrids_need_an_earlier_release() -> None:
     options = f"{SIZES} --dsa-indexer-loss-coeff 0.01 --q-lora-rank 192 --kv-lora-rank 64 --no-rope-fusion --disable-bias-linear"
     with pytest.raises(UnsupportedError, match="of hybrids in core"):

@@ -9,6 +9,7 @@ dsa_cudnn_kernels.py beside it, `QKNormConfigResolver` (core/transformer/mla_qk_
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
 from analyzer.specs.job import TrainingJob
@@ -98,9 +99,36 @@ def _split_between_keys(job: TrainingJob) -> Iterator[Violation]:
         if count and not chooses[first - 1]:
             before = max(layer for layer in range(1, first) if chooses[layer - 1])
             fault = f"a stage begins with layer {first}, which uses the keys that layer {before} of another stage chose"
-            yield Violation(("pipeline_model_parallel_size",), fault, "begin each stage with a layer that has an indexer")
+            split = None if parallel.virtual_pipeline else _split_at_indexers(chooses, parallel.pipeline)
+            remedy = "begin each stage with a layer that has an indexer"
+            if split is not None:
+                remedy += "".join(
+                    f"{' ' if number else ': add '}--decoder-{end}-pipeline-num-layers {count}"
+                    for number, (end, count) in enumerate(zip(("first", "last"), split, strict=False))
+                )
+            yield Violation(("pipeline_model_parallel_size",), fault, remedy)
             return
         first += count
+
+
+@cache
+def _split_at_indexers(chooses: tuple[bool, ...], stages: int) -> tuple[int, ...] | None:
+    """Layers of the first and, with more than two stages, of the last stage with which each stage begins with an indexer.
+
+    The split that is nearest to an even one; None if there is none.
+    """
+    layers, even = len(chooses), len(chooses) / stages
+    if stages == 2:
+        splits = [(first,) for first in range(1, layers) if chooses[first]]
+        return min(splits, key=lambda split: abs(split[0] - even), default=None)
+    found = []
+    for first in (each for each in range(1, layers) if chooses[each]):
+        for each in range(1, (layers - first - 1) // (stages - 2) + 1):
+            starts = [first + each * stage for stage in range(stages - 1)]
+            if all(chooses[start] for start in starts):
+                found.append((first, layers - starts[-1], each))
+    best = min(found, key=lambda split: max(abs(count - even) for count in split), default=None)
+    return None if best is None else best[:2]
 
 
 def _chooses_keys(model: ModelSpec) -> tuple[bool, ...]:
