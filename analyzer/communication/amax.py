@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from math import prod
+from typing import Final
 
 from analyzer.communication.calls import Call, Phase
 from analyzer.modules.kinds import ModuleKind
@@ -30,6 +31,9 @@ from analyzer.states.bytes_per_parameter import casts_to_stored_fp8
 from analyzer.states.fp8_weights import BACKWARD_QUANTIZERS, FORWARD_QUANTIZERS, matrices, quantized, quantized_gemms
 from analyzer.units import ceil_div
 
+_WITH_OUTPUT_FREED: Final = {"mla_up_proj": ModuleKind.KV_UP, "gdn_norm_out": ModuleKind.GATED_NORM}
+"""Checkpoints of `--recompute-modules` that the delayed recipe can have, with the kind of a module in each."""
+
 
 def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
     """All-reduces of fp32 amax values: delayed recipe for each microbatch and chunk, stored weights once per iteration."""
@@ -43,7 +47,7 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
         predicting = 2 * sum(_mtp_layers(tree) for tree in stage.trees)
         calls: tuple[tuple[Phase, int, int, int], ...] = (
             ("forward", FORWARD_QUANTIZERS, len(stage.trees) + predicting, _steps_without_forward(job, stage)),
-            ("recompute", FORWARD_QUANTIZERS, checkpoints + _recomputed_projections(job, stage), 0),
+            ("recompute", FORWARD_QUANTIZERS, checkpoints + _recomputed_outputs(job, stage), 0),
             ("backward", BACKWARD_QUANTIZERS, first + layers + predicting, 0),
         )
         for phase, quantizers, count, once in (call for call in calls if call[2]):
@@ -112,12 +116,17 @@ def _checkpointed_layers(module: Module) -> tuple[int, int]:
     return sum(checkpoints for checkpoints, _ in found), sum(layers for _, layers in found)
 
 
-def _recomputed_projections(job: TrainingJob, stage: StageModel) -> int:
-    """Number of layers whose up projections of latent attention are recomputed (`CheckpointWithoutOutput`)."""
-    if job.recompute.granularity != "selective" or "mla_up_proj" not in job.recompute.modules:
+def _recomputed_outputs(job: TrainingJob, stage: StageModel) -> int:
+    """Number of checkpoints in layers with FP8 GEMMs whose output is freed (`CheckpointWithoutOutput`).
+
+    They are around the up projections of latent attention, and around the output norm of gated delta nets.
+    """
+    if job.recompute.granularity != "selective":
         return 0
+    kinds = {_WITH_OUTPUT_FREED[name] for name in job.recompute.modules if name in _WITH_OUTPUT_FREED}
     return sum(
-        each.kind is ModuleKind.KV_UP and any(parameter.quantized for parameter in each.parameters)
+        any(child.kind in kinds for child in each.children)
+        and any(parameter.quantized for child in each.children for parameter in child.parameters)
         for tree in stage.trees
         for _, each in tree.walk()
     )

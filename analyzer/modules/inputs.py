@@ -18,7 +18,7 @@ from analyzer.specs.hardware import MULTIPROCESSORS
 from analyzer.specs.release_changes import CoreBehavior, EngineBehavior
 
 NO_RECOMPUTE: Final = RecomputeSpec()
-OF_ATTENTION: Final = frozenset({"core_attn", "layernorm", "mla_up_proj"})
+OF_ATTENTION: Final = frozenset({"core_attn", "layernorm", "mla_up_proj", "gdn_norm_out"})
 """Modules of `--recompute-modules` in attention, and the norms."""
 OF_EXPERTS: Final = frozenset({"layernorm", "moe", "moe_act", "shared_experts"})
 """The same in the branch with the experts."""

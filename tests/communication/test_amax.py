@@ -26,3 +26,16 @@ def test_backwards_without_a_forward_reduce_once_more(rank: int, alone: int) -> 
     [forward] = [call for call in amax_calls(job, stage_models(job)[rank]) if call.phase == "forward"]
     assert forward.per_iteration == alone
     assert forward.per_microbatch == 2  # one for each chunk
+
+
+def test_recomputed_norms_of_delta_nets_reduce_once_more() -> None:
+    """`CheckpointWithoutOutput._recompute` enters `fp8_autocast`. Core 0.19.0 issues one call for each layer with a delta net."""
+    job = job_of(
+        "--experimental-attention-variant gated_delta_net --linear-attention-freq 4 --linear-num-key-heads 4 "
+        "--linear-num-value-heads 16 --linear-key-head-dim 64 --linear-value-head-dim 128 --num-layers 4 --swiglu "
+        "--disable-bias-linear --fp8-format hybrid --fp8-recipe delayed --recompute-granularity selective "
+        "--recompute-modules gdn_norm_out",
+        release="0.19.0",
+    )
+    [recomputed] = [call for call in amax_calls(job, stage_models(job)[0]) if call.phase == "recompute"]
+    assert recomputed.per_microbatch == 3

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from analyzer.errors import InputError
 from analyzer.memory.ranks import rank_classes_of_tensors
 from analyzer.modules.tree import total_bytes
 from analyzer.passes.stages import stage_models
@@ -97,3 +98,56 @@ def test_peaks_agree_with_runs_of_core_0_17(line: str, recorded: float) -> None:
     job = replace(job, software=replace(job.software, te="2.11"))
     peak = rank_classes_of_tensors(job)[0].memory.peak_allocated_bytes
     assert peak / 2**20 == pytest.approx(recorded, rel=5e-4)
+
+
+DELTA_NET = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 "
+    "--micro-batch-size 2 --global-batch-size 16 --tokenizer-type NullTokenizer --vocab-size 500 --bf16 "
+    "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear --group-query-attention "
+    "--num-query-groups 4 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
+    "--experimental-attention-variant gated_delta_net --linear-attention-freq [1,1,1,1] --linear-num-key-heads 4 "
+    "--linear-num-value-heads 16 --linear-key-head-dim 64 --linear-value-head-dim 128 --ffn-hidden-size 512 "
+    "--use-distributed-optimizer --recompute-granularity selective --recompute-modules gdn_norm_out "
+)
+WIDE = "--num-layers 1 --linear-attention-freq [1] --ffn-hidden-size 128 --linear-num-value-heads 32 "
+"""The peak is in linear attention."""
+
+
+@pytest.mark.parametrize(
+    ("line", "recorded"),
+    [
+        ("", 571.22),
+        ("--context-parallel-size 2", 399.98),
+        (f"{WIDE} --micro-batch-size 1", 287.90),
+        (f"{WIDE} --fp8-format hybrid --fp8-recipe tensorwise", 425.63),
+        (f"{WIDE} --linear-num-value-heads 64 --tensor-model-parallel-size 2 --sequence-parallel", 416.22),
+    ],
+)
+def test_peaks_of_a_recomputed_norm_of_delta_nets_agree_with_core_0_19(line: str, recorded: float) -> None:
+    """MiB of rank 0: the shadow engine ran megatron-core 0.19.0 with Transformer Engine 2.16 for one H100."""
+    job = job_of(DELTA_NET + line, base="", release="0.19.0")
+    job = replace(job, software=replace(job.software, te="2.16"))
+    peak = rank_classes_of_tensors(job)[0].memory.peak_allocated_bytes
+    assert peak / 2**20 == pytest.approx(recorded, rel=5e-4)
+
+
+def test_a_recomputed_norm_of_delta_nets_exchanges_tokens_once_more() -> None:
+    """`_gated_norm_and_a2a` is in the checkpoint (core/ssm/gated_delta_net/gdn.py, 0.19.0)."""
+    job = job_of(f"{DELTA_NET} --context-parallel-size 2", base="", release="0.19.0")
+    norm = next(module for name, module in stage_models(job)[0].trees[0].walk() if name.endswith("out_norm"))
+    assert [(call.kind, call.phase) for call in norm.collectives] == [
+        ("all_to_all", "forward"), ("all_to_all", "backward"), ("all_to_all", "recompute"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "fault"),
+    [
+        (DELTA_NET, "0.18.2", "exists since core 0.19"),
+        ("--recompute-granularity selective --recompute-modules gdn_norm_out", "0.19.0", "needs --experimental-attention-variant"),
+    ],
+)
+def test_a_norm_that_is_not_there_is_not_recomputed(line: str, release: str, fault: str) -> None:
+    """Assert and ValueError of `TransformerConfig.__post_init__`, 0.18.2 and 0.19.0."""
+    with pytest.raises(InputError, match=f"recompute-modules: gdn_norm_out {fault}"):
+        job_of(line, release=release)

@@ -14,7 +14,7 @@ from analyzer.specs import ModelSpec, RecomputeSpec
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
 
-MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts", "gdn_norm_out")
 """What `--recompute-modules` accepts."""
 
 
@@ -107,6 +107,11 @@ def _modules(arguments: Arguments, model: ModelSpec) -> tuple[str, ...]:
         raise InputError(named, "with biases, the backward of a recomputed mlp does not end", "add --disable-bias-linear")
     if "mla_up_proj" in asked and model.mla is None:
         raise InputError(named, "mla_up_proj needs --multi-latent-attention", "add it, or leave mla_up_proj out")
+    if "gdn_norm_out" in asked and not since(arguments, "0.19"):
+        raise InputError(named, "gdn_norm_out exists since core 0.19", "add --info-megatron 0.19, or leave gdn_norm_out out")
+    if "gdn_norm_out" in asked and arguments.get("experimental_attention_variant") != "gated_delta_net":
+        fault = "gdn_norm_out needs --experimental-attention-variant gated_delta_net"
+        raise InputError(named, fault, "add it, or leave gdn_norm_out out")
     if "shared_experts" in asked and model.moe and model.moe.shared_overlap:
         raise InputError(named, "shared_experts contradicts --moe-shared-expert-overlap", "keep one of the two")
     if switched_on(arguments, "moe_layer_recompute"):

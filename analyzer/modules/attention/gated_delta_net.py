@@ -9,6 +9,9 @@ Sources: `GatedDeltaNet` (core/ssm/gated_delta_net.py, 0.16.1 and 0.18.2; core/s
 
 Local variables of `GatedDeltaNet.forward` reference the output of the input projection, that of the convolution
 and small tensors until it returns. In backward, the gradient of the gate waits for that of the input projection's output.
+
+`--recompute-modules gdn_norm_out` (0.19) puts the output norm, and the exchange that returns its result to all heads, under a
+checkpoint whose output is freed after the output projection. Both run again before the backward of that projection.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from analyzer.units import DTYPE_BYTES, ceil_div
 
 CHUNK: Final = 64
 """Tokens of a chunk (`chunk_size` of `chunk_gated_delta_rule`)."""
+_RECOMPUTED: Final = "recomputed norm output of each head"
 _PASSES: Final[tuple[Phase, ...]] = ("forward", "backward")
 
 
@@ -151,7 +155,7 @@ def gated_delta_net(shapes: Shapes, *, fused_norm: bool, input_shares: str = "")
             _prepared_in_one(net) if net.in_rows else _prepared(net),
             _delta_rule(net),
             _gated_norm(net),
-            _output_projection(own),
+            _output_projection(own, net),
         ),
         source="GatedDeltaNet",
     )
@@ -351,39 +355,54 @@ def _delta_rule(net: DeltaNet) -> Module:
     )
 
 
-def _gated_norm(net: DeltaNet) -> Module:
-    """A norm of each head, and a product with the activated gate, which is compiled: it saves its inputs.
+def _recomputes_norm(shapes: Shapes) -> bool:
+    return shapes.recomputes("gdn_norm_out")
 
-    For more than one sample the result is copied to [s, b, V/t].
-    """
-    shapes = net.shapes
-    rows = shapes.b * shapes.s * net.heads
-    copied: tuple[Tensor, ...] = (net.of_values("output in [s, b, …]"),) if shapes.b > 1 else ()
+
+def _saved_by_norm(net: DeltaNet) -> tuple[Tensor, ...]:
+    """What the norm and the product save apart from what other modules made."""
+    rows = net.shapes.b * net.shapes.s * net.heads
+    return (*norm_statistics(net.shapes, rows, "4·s·b·a/t"), net.of_values("norm output"))
+
+
+def _result_of_norm(net: DeltaNet) -> tuple[Tensor, ...]:
+    """The product with the gate, and its copies: to [s, b, V/t] for more than one sample, and for an exchange."""
+    copied: tuple[Tensor, ...] = (net.of_values("output in [s, b, …]"),) if net.shapes.b > 1 else ()
     if net.exchanged > 1:
         copied = tuple(net.of_values(name) for name in ("output in the order of the ranks", "exchanged output", "heads in order"))
+    return (net.of_values("output"), *copied)
+
+
+def _gated_norm(net: DeltaNet) -> Module:
+    """A norm of each head, and a product with the activated gate, which is compiled: it saves its inputs."""
+    shapes = net.shapes
+    recomputed = _recomputes_norm(shapes)
     gradients = ("product gradient", "norm output gradient", "gate gradient")
+    own, exchanges = _saved_by_norm(net), _exchanges(net, net.spec.value_width // shapes.t)
     return Module(
         name="out_norm",
         kind=ModuleKind.GATED_NORM,
         parameters=norm_parameters(shapes, net.spec.value_head_dim),
         saved=(
             net.of_values("input", made_in=ATTENTION),
-            *norm_statistics(shapes, rows, "4·s·b·a/t"),
-            net.of_values("norm output"),
+            *(() if recomputed else own),
             net.of_values("gate", made_in=ATTENTION),
         ),
-        forward_workspace=(*net.referenced, net.of_values("output"), *copied),
+        forward_workspace=(*net.referenced, *(own if recomputed else ()), *_result_of_norm(net)),
         backward_workspace=(
+            *((*own, net.of_values(_RECOMPUTED)) if recomputed else ()),
             *(net.of_values(name) for name in gradients),
             *partial_sums(shapes, net.spec.value_head_dim),
         ),
-        collectives=_exchanges(net, net.spec.value_width // shapes.t),
+        collectives=(*exchanges, *(replace(call, phase="recompute") for call in exchanges[:1] if recomputed)),
         source="RMSNorm, compiled gate",
     )
 
 
-def _output_projection(net: DeltaNet) -> Module:
+def _output_projection(net: DeltaNet, over_heads: DeltaNet) -> Module:
+    """`over_heads`: the sizes of the norm before it, whose heads context-parallel ranks share."""
     shapes, full = net.shapes, net.spec.value_width
+    recomputed = _recomputes_norm(shapes)
     projection = row_parallel(
         shapes,
         "out_proj",
@@ -393,5 +412,15 @@ def _output_projection(net: DeltaNet) -> Module:
         symbol="V/t",
         bias=False,
         input_made_in=ATTENTION,
+        input_shares=_RECOMPUTED if recomputed else "",
     )
-    return replace(projection, forward_workspace=(*projection.forward_workspace, *net.referenced))
+    projection = replace(projection, forward_workspace=(*projection.forward_workspace, *net.referenced))
+    if not recomputed:
+        return projection
+    result = net.of_values(_RECOMPUTED)
+    again = (*_saved_by_norm(over_heads), *_result_of_norm(over_heads))
+    return replace(
+        projection,
+        forward_workspace=(result, *projection.forward_workspace),
+        backward_workspace=largest(again, (*_saved_by_norm(over_heads), result, *projection.backward_workspace)),
+    )

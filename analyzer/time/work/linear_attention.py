@@ -19,7 +19,7 @@ from analyzer.modules.tree import Module
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.elementwise import norm
 from analyzer.time.work.kernels import MemoryBound, Work
-from analyzer.time.work.linear import joined, linear
+from analyzer.time.work.linear import joined, linear, repeated
 
 _SMALL: Final = (11, 14)
 """Kernels in forward and backward that compute decay and beta from one number for each value head: casts, bias, softplus, sigmoid,
@@ -100,7 +100,8 @@ def gated_norm(module: Module, context: WorkContext) -> Work:
     copies = 0 if net.shapes.b == 1 else 1
     copied = (MemoryBound("copy to [s, b, …]", 4.0 * elements),) * copies
     gate = Work((MemoryBound("gate", 6.0 * elements), *copied), (*copied, MemoryBound("gate gradient", 10.0 * elements)))
-    return joined(norm(elements, recomputed=False, vectors=len(module.parameters)), gate)
+    work = joined(norm(elements, recomputed=False, vectors=len(module.parameters)), gate)
+    return repeated(work) if net.shapes.recomputes("gdn_norm_out") else work
 
 
 def _net(context: WorkContext) -> tuple[DeltaNet, int]:

@@ -321,6 +321,10 @@ GRID = {
     "--optimizer dist_muon",
     "delta net, odd sizes": f"--bf16 {DELTA_NET} --seq-length 1000 --linear-key-head-dim 128 --linear-value-head-dim 96",
     "delta net, recomputed modules": f"--bf16 {DELTA_NET} --recompute-granularity selective --recompute-modules core_attn mlp",
+    "delta net, recomputed norm, fp8 delayed": f"--bf16 {ALL_LINEAR} --recompute-granularity selective --recompute-modules "
+    "gdn_norm_out --fp8-format hybrid --fp8-recipe delayed",
+    "delta net, recomputed norm, cp2": f"--bf16 {ALL_LINEAR} --recompute-granularity selective --recompute-modules gdn_norm_out "
+    "--context-parallel-size 2",
     "delta net, layer norms, biases, dropout": f"--bf16 {DELTA_NET} --normalization LayerNorm --hidden-dropout 0.1",
     "delta net, fp8 delayed": f"--bf16 {DELTA_NET} --fp8-format hybrid --fp8-param-gather",
     "delta net and latent attention": f"--bf16 {DEEPSEEK} --num-experts 8 --experimental-attention-variant gated_delta_net "
@@ -487,6 +491,7 @@ SINCE = dict.fromkeys(
     **dict.fromkeys(
         (name for name in GRID if name.startswith(("delta net", "qwen3-next")) and "--context-parallel-size" in GRID[name]), "0.19"
     ),
+    **dict.fromkeys((name for name in GRID if name.startswith("delta net, recomputed norm")), "0.19"),
     # the first release that multiplies queries by the weights of the keys
     **dict.fromkeys(ABSORBED, "0.19"),
     # the first release that builds layers with sparse attention
