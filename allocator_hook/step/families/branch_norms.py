@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
+
+from allocator_hook.step.families.ffn import replace_ffn
 
 
 def with_branch_norms(spec: Any) -> Any:
@@ -28,9 +29,5 @@ def with_branch_norms(spec: Any) -> Any:
         return Normalized
 
     spec.submodules.self_attention.module = normalized(SelfAttention, "post_self_attn_layernorm")
-    normalized_mlp = normalized(MLP, "post_mlp_layernorm")
-    if isinstance(spec.submodules.mlp, partial):  # from core 0.19 on
-        spec.submodules.mlp = partial(normalized_mlp.as_mlp_submodule, **spec.submodules.mlp.keywords)
-    else:
-        spec.submodules.mlp.module = normalized_mlp
+    replace_ffn(spec.submodules, normalized(MLP, "post_mlp_layernorm"))
     return spec

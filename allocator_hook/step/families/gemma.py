@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from allocator_hook.step.families.ffn import submodules_of_ffn
 from analyzer.specs import ModelSpec
 
 
@@ -28,7 +29,7 @@ def with_norms_in_projections(spec: Any) -> Any:
             return self.post_layernorm(output), bias
 
     spec.submodules.self_attention.submodules.linear_proj = TERowParallelLinearLayerNorm
-    spec.submodules.mlp.submodules.linear_fc2 = TERowParallelLinearLayerNorm
+    submodules_of_ffn(spec.submodules).linear_fc2 = TERowParallelLinearLayerNorm
     return spec
 
 

@@ -11,6 +11,7 @@ import torch
 
 from allocator_hook.step.config import transformer_config
 from allocator_hook.step.families.broadcast import broadcast_fields
+from allocator_hook.step.families.ffn import submodules_of_ffn
 from allocator_hook.step.families.scaled_layers import scaled_layer_spec
 from allocator_hook.step.losses import loss_function
 from allocator_hook.step.versions import accepted_by
@@ -102,7 +103,7 @@ def _config_of(job: TrainingJob, model: ModelSpec) -> Any:
 
 def _projector_spec(layer: Any, vision: VisionSpec) -> Any:
     """Return the linear layers of the projector: those of the FFN of the language model, or without a norm."""
-    submodules = deepcopy(layer.submodules.mlp.submodules)
+    submodules = deepcopy(submodules_of_ffn(layer.submodules))
     if not vision.normed_projector and vision.projector.implementation == "transformer_engine":
         from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
 
