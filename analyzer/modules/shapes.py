@@ -143,8 +143,18 @@ class Shapes:
 
     @property
     def saves_norm_output(self) -> bool:
-        """Whether, with FP8, a checkpoint around the up projections saves this output, because queries are projected from it."""
-        return self.quantizes_norm_output and not self.recomputes("layernorm")
+        """Whether, with FP8, this output is saved in 16 bit, because queries are projected from it.
+
+        A checkpoint around the up projections saves it, or the projection of the queries, which has a norm of its input.
+        """
+        return (self.quantizes_norm_output or (self.fp8 is not None and self.norms_queries)) and not self.recomputes("layernorm")
+
+    @property
+    def norms_queries(self) -> bool:
+        """Whether the projection of queries that are not compressed has a norm of its input."""
+        mla = self.model.mla
+        without = mla is not None and mla.q_lora_rank is None
+        return without and self.model.qk_layernorm and self.inputs.core.norms_input_of_queries
 
     @property
     def quantizes_norm_output(self) -> bool:

@@ -68,6 +68,9 @@ class CoreBehavior(Behavior):
     """The cross entropy subtracts the maximum into a new tensor (tensor_parallel/cross_entropy.py)."""
     few_query_groups: bool = _during(since="0.16")
     """There may be fewer query groups than tensor-parallel ranks (transformer/attention.py)."""
+    norms_input_of_queries: bool = _during(since="0.19")
+    """With --qk-layernorm and queries that are not compressed, the projection of the queries of latent attention has a norm of its
+    input (`QKNormConfigResolver`, transformer/mla_qk_norm_config.py)."""
     convolves_rows: bool = _during(since="0.18")
     """A gated delta net convolves [b, s, channels] without a copy, normalizes queries and keys together, and compiles what prepares
     the delta rule (ssm/gated_delta_net.py, later ssm/gated_delta_net)."""

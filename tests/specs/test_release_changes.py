@@ -36,6 +36,8 @@ TABLES: dict[type[Any], Callable[[str], Any]] = {
     TorchBehavior: torch_behavior,
 }
 OTHER_CASES: dict[tuple[str, str], dict[str, object]] = {
+    # transformer/mla_qk_norm_config.py; runs of 0.17.1, 0.18.2 and 0.19.0
+    ("CoreBehavior", "norms_input_of_queries"): {"0.17": False, "0.18": False, "0.19": True},
     # `is_te_min_version("0.13.0", check_equality=False)` in `TEDotProductAttention.forward` (core 0.13.0)
     ("EngineBehavior", "attention_in_batches"): {"0.13": False, "0.14": True},
     # read in the sources of these releases; how far a failure of the newest release reaches is not known

@@ -70,14 +70,15 @@ def _projections(shapes: Shapes) -> tuple[Module, ...]:
     heads = shapes.model.num_attention_heads // shapes.t
     queries = heads * mla.query_head_dim
     normed = shapes.model.qk_layernorm
-    position, first = mla.qk_pos_emb_head_dim, mla.q_lora_rank is None
+    position, first = mla.qk_pos_emb_head_dim, mla.q_lora_rank is None and not shapes.norms_queries
     kv_down = down_projection(shapes, "linear_kv_down_proj", width=mla.kv_lora_rank, position=position, first=first)
     kv_up = up_projection(
         shapes, "linear_kv_up_proj", width=heads * key_value_width(mla), source_width=mla.kv_lora_rank, normed=normed
     )
     if mla.q_lora_rank is None:
         hidden = shapes.model.hidden_size
-        q = up_projection(shapes, "linear_q_proj", width=queries, source_width=hidden, normed=False, shares=True)
+        norm = shapes.norms_queries
+        q = up_projection(shapes, "linear_q_proj", width=queries, source_width=hidden, normed=norm, shares=True)
         return (q, kv_down, kv_up)
     q_down = down_projection(shapes, "linear_q_down_proj", width=mla.q_lora_rank, position=0, first=True)
     q_up = up_projection(shapes, "linear_q_up_proj", width=queries, source_width=mla.q_lora_rank, normed=normed)
@@ -209,6 +210,8 @@ def _saved_by_projections(shapes: Shapes) -> tuple[Tensor, ...]:
     if mla.q_lora_rank is not None and (qk_layernorm or shapes.fp8 is not None):  # else it saves the checkpoint's input
         name = "normalized queries" if qk_layernorm else "compressed queries"
         saved = (*saved, *saved_input(shapes, compressed(shapes, name, mla.q_lora_rank)))
+    if shapes.norms_queries and shapes.fp8 is None:
+        saved = (*saved, shapes.hidden("normalized input of the queries"))
     if shapes.quantizes_norm_output:
         saved = (*saved, *saved_input(shapes, shapes.hidden("normalized input"), gathered=shapes.sp))
     return saved

@@ -128,6 +128,8 @@ def _maker_of_input(name: str) -> str:
 
 def _read_by_up(shapes: Shapes, name: str, source_width: int, *, normed: bool, shares: bool) -> Tensor:
     """The input of the GEMM."""
+    if shares and normed:
+        return shapes.hidden("normalized input of the queries")
     if shares:
         return shapes.hidden("input", shares="normalized input")
     if normed:
@@ -140,6 +142,9 @@ def _saved_by_up(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Tensors that are saved, and tensors that are recomputed under `mla_up_proj` recomputation."""
     source = compressed(shapes, "input", source_width, made_in=_maker_of_input(name))
+    if shares and normed:
+        owner = "recomputed norm output" if shapes.recomputes("layernorm") else ""
+        source = shapes.hidden("normalized input", made_in="input_layernorm", shares=owner)
     if normed:
         statistics = norm_statistics(shapes, shapes.s_split * shapes.b, "4·s·b")
         saved = (source, *for_weight(saved_input(shapes, read, gathered=shapes.sp, normed=True)), *statistics)
@@ -155,7 +160,7 @@ def _saved_by_up(
         return (compressed(shapes, "compressed keys and values", width, made_in=maker),), saved
     if shares and shapes.saves_norm_output:
         return (shapes.hidden("input", made_in="input_layernorm"),), saved
-    return (saved, ()) if shares else ((source,), tuple(each for each in saved if each != source))
+    return (saved, ()) if shares and not normed else ((source,), tuple(each for each in saved if each != source))
 
 
 def rotation(shapes: Shapes) -> Module:

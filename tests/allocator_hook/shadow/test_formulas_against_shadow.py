@@ -246,6 +246,10 @@ GRID = {
     "gpt-oss": f"--bf16 {GPT_OSS} --recompute-granularity selective --recompute-modules moe_act layernorm",
     "gpt-oss, yarn": f"--bf16 {GPT_OSS} --position-embedding-type yarn --moe-permute-fusion --info-megatron 0.19.0",
     "gpt-oss, split": f"--bf16 {GPT_OSS} {SPLIT} --expert-tensor-parallel-size 1",
+    "deepseek, queries not compressed": f"--bf16 {DEEPSEEK}".replace("--q-lora-rank 192 ", ""),
+    "deepseek, queries not compressed, fp8": f"--bf16 {DEEPSEEK} --fp8-format hybrid --fp8-recipe tensorwise".replace(
+        "--q-lora-rank 192 ", ""
+    ),
     "deepseek, gathers not overlapped": f"--bf16 {DEEPSEEK}".replace("--overlap-param-gather ", ""),
     "deepseek, split": f"--bf16 {DEEPSEEK} {SPLIT} --expert-tensor-parallel-size 1",
     "deepseek, recompute": f"--bf16 {DEEPSEEK} --recompute-granularity selective --recompute-modules mla_up_proj moe_act layernorm",
