@@ -62,13 +62,12 @@ def amax_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:
                 per_iteration=once,
             )
     if casts_to_stored_fp8(job):
-        values: Counter[str] = Counter()
+        values, weights = Counter[str](), Counter[str]()
         for parameter in (each for each in quantized(stage.trees) if not each.frozen):
-            values[_shard_group(job, parameter)] += _amax_values(job, parameter)
-        weights = Counter[str]()
-        if job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4":  # one value of each weight, too
-            for parameter in (each for each in quantized(stage.trees) if not each.frozen):
-                weights[_shard_group(job, parameter)] += matrices(parameter)[0]
+            group = _shard_group(job, parameter)
+            values[group] += _amax_values(job, parameter)
+            if fp8.recipe == "nvfp4":  # one value of each weight, too
+                weights[group] += matrices(parameter)[0]
         for group, count in (*values.items(), *weights.items()):
             yield Call(
                 group=group,

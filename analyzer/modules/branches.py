@@ -31,7 +31,7 @@ def attention_branch(shapes: Shapes, kind: AttentionKind, *, fused_norm: bool, i
     """The attention of a kind. `fused_norm`: its norm is fused into its first projection."""
     shares = input_shares if fused_norm else ""
     if kind in ("latent", "latent_without_indexer"):
-        if shapes.model.sparse_attention is not None and shapes.model.sparse_attention.absorbed is not None:
+        if shapes.model.absorbed_attention is not None:
             from analyzer.modules.attention.absorbed_attention import absorbed_attention
 
             return absorbed_attention(shapes, chooses=kind == "latent")

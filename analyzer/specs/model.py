@@ -408,6 +408,11 @@ class ModelSpec:
         return "final_layernorm" if self.hybrid is None else "final_norm"
 
     @property
+    def absorbed_attention(self) -> AbsorbedSpec | None:
+        """What the sparse attention of core 0.19 adds; None without sparse attention, and in earlier releases."""
+        return None if self.sparse_attention is None else self.sparse_attention.absorbed
+
+    @property
     def full_attention(self) -> AttentionKind:
         """The attention of MTP layers, and of decoder layers that are not linear."""
         return "plain" if self.mla is None else "latent"

@@ -22,6 +22,7 @@ from allocator_hook.shadow.te_kernels.allocate import empty, like
 from allocator_hook.step.patching import Patch, Patches
 from analyzer.specs import TrainingJob
 from analyzer.trace.events import AttentionCall
+from analyzer.units import round_up
 
 _ALIGNMENT: Final = 128
 """Bytes to which each part of a workspace is aligned (`ws_align`)."""
@@ -30,11 +31,7 @@ _COLUMNS: Final = 4
 
 
 def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _rounded(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+    return round_up(size, _ALIGNMENT)
 
 
 def _workspace(size: int) -> torch.Tensor | None:
@@ -50,7 +47,7 @@ class Kernels:
     def indexer_forward_wrapper(self, q: torch.Tensor, k: torch.Tensor, w: torch.Tensor, **_: Any) -> dict[str, torch.Tensor]:
         """Scores of all pairs: [b, sq, sk] in fp32."""
         b, queries, keys = q.shape[0], q.shape[1], k.shape[1]
-        scores = empty((b, queries, _rounded(keys, _COLUMNS)), torch.float32)[..., :keys]
+        scores = empty((b, queries, round_up(keys, _COLUMNS)), torch.float32)[..., :keys]
         calls.gemms([(queries * q.shape[2], keys, q.shape[-1])] * b, bits=element_bits(q))
         return {"scores": scores}
 
@@ -100,8 +97,8 @@ class Kernels:
         rows, heads, width = q.shape
         keys = kv.shape[0]
         if self._hopper:  # `flash_attn_bwd_sm90_workspace_size`
-            return 2 * _aligned(_rounded(rows, 64) * heads * 4) + _aligned(_rounded(keys, 64) * _rounded(width, 32) * 4)
-        return _aligned(heads * _rounded(rows, 8) * 8) + _aligned(_rounded(keys, 8) * _rounded(width, 8) * 4)
+            return 2 * _aligned(round_up(rows, 64) * heads * 4) + _aligned(round_up(keys, 64) * round_up(width, 32) * 4)
+        return _aligned(heads * round_up(rows, 8) * 8) + _aligned(round_up(keys, 8) * round_up(width, 8) * 4)
 
 
 class _Batch:
@@ -133,13 +130,13 @@ def flash_mla_sparse_fwd(
 
 def patches(job: TrainingJob) -> Iterator[Patch]:
     """Yield the patch of a backward that selects the queries with keys to attend to: all of them, because masks are causal."""
-    sparse = job.model.sparse_attention
-    if sparse is None or sparse.absorbed is None:
+    absorbed = job.model.absorbed_attention
+    if absorbed is None:
         return
     attention = import_module("megatron.core.transformer.experimental_attention_variant.dsa")
     name = "_validate_nonpacked_cp_uniform_length"
     yield Patch(attention, name, _received(getattr(attention, name)), "nothing is received from other ranks")
-    if sparse.absorbed.backend != "cudnn":
+    if absorbed.backend != "cudnn":
         return
     module = import_module("megatron.core.transformer.experimental_attention_variant.dsa_cudnn_kernels")
     name = "_run_sparse_attention_backward"

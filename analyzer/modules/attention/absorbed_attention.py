@@ -14,10 +14,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.modules.attention.core_attention import ATTENTION
+from analyzer.modules.attention.latent_attention import output_projection
 from analyzer.modules.attention.latent_projections import compressed, down_projection, mla_of, rotary_tables, up_projection
 from analyzer.modules.attention.sparse_kernels import Absorbed, choice_of_keys, indexer, sparse_kernel
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.linear import row_parallel, split_weight
+from analyzer.modules.linear import split_weight
 from analyzer.modules.norm import norm_parameters, norm_statistics, partial_sums
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Phase, Tensor
@@ -43,7 +44,7 @@ def absorbed_attention(shapes: Shapes, *, chooses: bool) -> Module:
         kind=ModuleKind.ATTENTION,
         forward_workspace=(*shapes.dropped_norm_output, *shapes.referenced_norm_output),
         backward_workspace=shapes.recomputed_norm_output,
-        children=(*_projections(absorbed), _absorption(absorbed), kernel, _output_projection(absorbed)),
+        children=(*_projections(absorbed), _absorption(absorbed), kernel, output_projection(shapes)),
         source="AbsorbedMLASelfAttention",
     )
 
@@ -141,20 +142,4 @@ def _values(absorbed: Absorbed) -> Module:
         forward_workspace=(output, replace(output, name="output in the order of the tokens")),
         backward_workspace=(replace(output, name="output gradient"), absorbed.latents("gradient of the latent output")),
         source="_run_sparse_attention",
-    )
-
-
-def _output_projection(absorbed: Absorbed) -> Module:
-    shapes = absorbed.shapes
-    values = absorbed.shapes.model.num_attention_heads * mla_of(shapes).v_head_dim
-    return row_parallel(
-        shapes,
-        "linear_proj",
-        ModuleKind.ATTENTION_OUTPUT,
-        width=values // shapes.t,
-        full_width=values,
-        symbol="a·dv/t",
-        bias=False,
-        input_made_in=f"{ATTENTION}.core_attention",
-        saves_16_bit=True,
     )

@@ -42,7 +42,7 @@ _RECOMPUTED: Final = "recomputed "
 def latent_attention(shapes: Shapes) -> Module:
     """[s, b, h] → [s, b, h], after a separate norm."""
     mla = mla_of(shapes)
-    kernel, projection = _kernel(shapes), _output_projection(shapes)
+    kernel, projection = _kernel(shapes), output_projection(shapes)
     latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
     variables = (latent, *_unsaved_queries(shapes))
     referencing = tuple(replace(each, forward_workspace=(*each.forward_workspace, *variables)) for each in (kernel, projection))
@@ -85,7 +85,8 @@ def _projections(shapes: Shapes) -> tuple[Module, ...]:
     return (q_down, kv_down, q_up, kv_up)
 
 
-def _output_projection(shapes: Shapes) -> Module:
+def output_projection(shapes: Shapes) -> Module:
+    """[s, b, a·dv/t] → [s, b, h], after dense or sparse attention."""
     values = shapes.model.num_attention_heads * mla_of(shapes).v_head_dim
     return row_parallel(
         shapes,

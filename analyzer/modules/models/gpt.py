@@ -80,8 +80,8 @@ def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
         first, last = fp8.layers_at_start_in_16_bit, last - fp8.layers_at_end_in_16_bit
     windowed = with_other_kernel(model)
     differ = moe is not None or windowed or model.blocks or fp8 is not None or model.linear_attention is not None
-    sparse = model.sparse_attention
-    if not differ and model.plugin is None and (sparse is None or sparse.absorbed is None or not sparse.absorbed.shares):
+    absorbed = model.absorbed_attention
+    if not differ and model.plugin is None and (absorbed is None or not absorbed.shares):
         return ((LayerKind(), model.num_layers),)
     kinds = (
         LayerKind(

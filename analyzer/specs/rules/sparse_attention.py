@@ -135,15 +135,14 @@ def _chooses_keys(model: ModelSpec) -> tuple[bool, ...]:
     """For each decoder layer, whether it chooses the keys that its attention reads; empty if all do."""
     if model.plugin is not None and model.plugin.shares_keys:
         return model.plugin.layers
-    sparse = model.sparse_attention
-    if sparse is None or sparse.absorbed is None or not sparse.absorbed.shares:
+    absorbed = model.absorbed_attention
+    if absorbed is None or not absorbed.shares:
         return ()
-    return tuple(sparse.has_indexer(layer) for layer in range(model.num_layers))
+    return tuple(absorbed.chooses(layer) for layer in range(model.num_layers))
 
 
 def _recompute(job: TrainingJob) -> Iterator[Violation]:
-    recompute, sparse = job.recompute, job.model.sparse_attention
-    absorbed = sparse is not None and sparse.absorbed is not None
+    recompute, absorbed = job.recompute, job.model.absorbed_attention is not None
     if recompute.granularity == "selective":
         if "core_attn" in recompute.modules and not absorbed:
             # `_checkpointed_attention_forward` does not pass the inputs of the indexer

@@ -13,18 +13,19 @@ from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import Attention, Gemm, Kernel, MemoryBound, Work
 from analyzer.time.work.linear import joined
 from analyzer.time.work.packed_samples import rotation_loop
+from analyzer.units import ceil_div
 
 
 def has_kernels(context: WorkContext) -> bool:
     """Whether kernels of cuDNN and FlashMLA run, rather than operations of PyTorch for all pairs of tokens."""
-    sparse = context.inputs.model.sparse_attention
-    return sparse is not None and sparse.absorbed is not None and sparse.absorbed.backend == "cudnn"
+    absorbed = context.inputs.model.absorbed_attention
+    return absorbed is not None and absorbed.backend == "cudnn"
 
 
 def computes_loss(context: WorkContext) -> bool:
     """Whether the indexer is trained. Releases before 0.19 compute its loss in any case."""
-    sparse = context.inputs.model.sparse_attention
-    return sparse is None or sparse.absorbed is None or sparse.logged
+    model = context.inputs.model
+    return model.sparse_attention is None or model.absorbed_attention is None or model.sparse_attention.logged
 
 
 def _absorbed(context: WorkContext) -> Absorbed:
@@ -97,7 +98,7 @@ def _scores(absorbed: Absorbed) -> tuple[Kernel, ...]:
     """
     spec, rows, keys = absorbed.spec, rows_of_scores(absorbed), _scored_keys(absorbed)
     pairs = float(absorbed.tokens * keys)
-    parts = -(-absorbed.shapes.s // rows)
+    parts = ceil_div(absorbed.shapes.s, rows)
     plain = not absorbed.absorbed.shares and absorbed.shapes.split.context == 1 and absorbed.shapes.model.sample_length is None
     if (plain and parts == 1) or _in_segments(absorbed):
         queries = absorbed.shapes.s * spec.heads

@@ -118,8 +118,7 @@ def chosen_attention(_: Module, context: WorkContext) -> Work:
 
 def _indexed(context: WorkContext) -> Indexed:
     """The sizes of sparse attention in the release of the job."""
-    sparse = context.inputs.model.sparse_attention
-    return Indexed(context.shapes) if sparse is None or sparse.absorbed is None else Absorbed(context.shapes)
+    return Indexed(context.shapes) if context.inputs.model.absorbed_attention is None else Absorbed(context.shapes)
 
 
 FORMULAS: Final[dict[Kernels, Callable[[Module, WorkContext], Work]]] = {
