@@ -6,6 +6,13 @@ Megatron's arguments and config fields if these exist.
 """
 
 from analyzer.specs.adapters import AdapterSpec
+from analyzer.specs.attention import (
+    AbsorbedSpec,
+    AttentionKind,
+    LinearAttentionSpec,
+    MlaSpec,
+    SparseAttentionSpec,
+)
 from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.fine_tuning import Adapter, FineTuning
 from analyzer.specs.freezing import FreezeSpec
@@ -15,11 +22,9 @@ from analyzer.specs.job import TrainingJob
 from analyzer.specs.model import (
     FAMILY_NAMES,
     FROZEN_PARTS,
-    AbsorbedSpec,
     Activation,
     AssumedVocabulary,
     AttentionBackend,
-    AttentionKind,
     BlockSpec,
     Branch,
     CrossEntropy,
@@ -27,11 +32,8 @@ from analyzer.specs.model import (
     FrozenPart,
     HybridSpec,
     Implementation,
-    LinearAttentionSpec,
-    MlaSpec,
     ModelSpec,
     NormModules,
-    SparseAttentionSpec,
     VisionEncoder,
     VisionSpec,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from analyzer.specs.model import AttentionKind, BlockSpec
+from analyzer.specs.attention import AttentionKind
+from analyzer.specs.model import BlockSpec
 
 MAMBA_EXPANSION: Final = 2
 """Width of a Mamba layer relative to the hidden size, if the number of heads is not given (`MambaMixer`, expand)."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from analyzer.specs.adapters import AdapterSpec
+from analyzer.specs.attention import AbsorbedSpec, AttentionKind, LinearAttentionSpec, MlaSpec, PluginLayers, SparseAttentionSpec
 from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.moe import MoeSpec
-from analyzer.specs.plugin import PluginLayers
 from analyzer.specs.vision_part import VisionWeight
 
 Family = Literal["gpt", "bert", "t5", "llava", "mimo"]
@@ -31,137 +31,6 @@ CrossEntropy = Literal["unfused", "native", "te"]
 Activation = Literal["gelu", "swiglu", "geglu", "quick_geglu", "squared_relu", "silu"]
 Branch = Literal["full", "linear", "none", "mamba"]
 """A branch of a layer: complete, replaced by one linear layer, omitted, or (instead of attention) a Mamba mixer."""
-
-
-AttentionKind = Literal["plain", "latent", "latent_without_indexer", "gated_delta_net", "plugin"]
-"""The attention of a layer: with queries, keys and values of each token, multi-latent, or linear."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MlaSpec:
-    """Multi-latent attention: queries, keys and values through low-rank projections."""
-
-    q_lora_rank: int | None
-    kv_lora_rank: int
-    qk_head_dim: int
-    qk_pos_emb_head_dim: int
-    v_head_dim: int
-    yarn: bool = True
-    """Positions by YaRN (`--rope-type`): each layer has tables of cosines and sines."""
-    first_angles_stay: bool = False
-    """The RoPE frequency cache stays allocated after the YaRN tables were computed (before core 0.16)."""
-
-    @property
-    def query_head_dim(self) -> int:
-        """Elements of a query or key head: the part without and the part with position."""
-        return self.qk_head_dim + self.qk_pos_emb_head_dim
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearAttentionSpec:
-    """Gated delta net: attention whose cost is linear in the sequence length (`--experimental-attention-variant`)."""
-
-    layers: tuple[bool, ...]
-    """For each decoder layer, whether its attention is linear. The others, and MTP layers, have the attention of the model."""
-    num_key_heads: int
-    """Heads of queries, and of keys."""
-    num_value_heads: int
-    """Heads of values and of gates."""
-    key_head_dim: int
-    value_head_dim: int
-    conv_kernel_dim: int
-    """Tokens that the causal convolution of queries, keys and values reads."""
-    frequency: int | None = None
-    """Every N-th layer has full attention (`--linear-attention-freq N`); None if layers are listed."""
-
-    @property
-    def key_width(self) -> int:
-        """Width of all queries, and of all keys."""
-        return self.num_key_heads * self.key_head_dim
-
-    @property
-    def value_width(self) -> int:
-        """Width of all values, and of all gates."""
-        return self.num_value_heads * self.value_head_dim
-
-    @property
-    def convolved_width(self) -> int:
-        """Width of queries, keys and values, which the convolution reads."""
-        return 2 * self.key_width + self.value_width
-
-    def multiplications(self, hidden: int) -> int:
-        """Multiplications and additions of a token in forward, as Megatron counts them (`num_floating_point_operations`)."""
-        projections = hidden * (self.projected_width + self.value_width)
-        recurrence = 4 * self.num_value_heads * self.value_head_dim**2
-        return projections + self.conv_kernel_dim * self.convolved_width + recurrence
-
-    @property
-    def projected_width(self) -> int:
-        """Width of the input projection: queries, keys, values, gates, and two numbers for each value head."""
-        return self.convolved_width + self.value_width + 2 * self.num_value_heads
-
-
-@dataclass(frozen=True, kw_only=True)
-class AbsorbedSpec:
-    """Sparse attention of core 0.19: all heads read one compressed key of each token, which is the value too."""
-
-    backend: Literal["none", "cudnn"] = "none"
-    """`--dsa-kernel-backend`. none: operations of PyTorch, which store the scores of all pairs of tokens."""
-    every: int = 1
-    """Distance of the layers that choose keys (`--dsa-indexer-topk-freq`)."""
-    after: int = 1
-    """The first layers, each of which chooses keys (`--dsa-indexer-skip-topk-offset`)."""
-    rotated: bool = True
-    """Queries and keys of the indexer are rotated by a Hadamard transform (`--dsa-indexer-rotate-activation`)."""
-    norm_in_fp32: bool = False
-    """The keys of the indexer are normalized in fp32 (`--dsa-indexer-k-norm-fp32`)."""
-
-    def chooses(self, layer: int) -> bool:
-        """Whether a decoder layer, counted from 0, has an indexer (`is_dsa_skip_topk_layer`)."""
-        return max(layer + 1 - self.after, 0) % self.every == 0
-
-    @property
-    def shares(self) -> bool:
-        """Whether layers use the keys that other layers chose."""
-        return self.every > 1
-
-    def computed_heads(self, heads: int, capability: tuple[int, int]) -> int | None:
-        """The query heads that the kernels compute for `heads`: some more if there are few. None if they cannot.
-
-        Source: `_flash_mla_head_padding` (core/transformer/experimental_attention_variant/dsa_cudnn_kernels.py, 0.19.0).
-        """
-        if self.backend == "none":
-            return heads
-        if capability < (9, 0):
-            return None
-        most = 64 if capability < (10, 0) else 128
-        if most == 128 and heads <= 64 and 64 % heads == 0:
-            return 64
-        if heads % most == 0:
-            return heads
-        return most if most % heads == 0 else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparseAttentionSpec:
-    """DeepSeek sparse attention: an indexer chooses the keys of each query (`--experimental-attention-variant dsa`)."""
-
-    heads: int
-    """Heads of the indexer."""
-    head_dim: int
-    """Elements of a query or key of the indexer."""
-    topk: int
-    """Keys that are chosen for each query, or all if a sequence has fewer."""
-    logged: bool = True
-    """The loss of the indexer has a coefficient above 0, and is kept for the log."""
-    sparse_loss: bool = False
-    """The loss compares the chosen keys only (`--dsa-indexer-use-sparse-loss`)."""
-    absorbed: AbsorbedSpec | None = None
-    """Set if queries are multiplied by the weights of the keys, and attend to compressed keys (core 0.19)."""
-
-    def has_indexer(self, layer: int) -> bool:
-        """Whether a decoder layer, counted from 0, chooses keys. The others use those of the last layer before them that does."""
-        return self.absorbed is None or self.absorbed.chooses(layer)
 
 
 @dataclass(frozen=True, kw_only=True)

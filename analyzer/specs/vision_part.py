@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
 
-from analyzer.specs.plugin import PluginLayers
+from analyzer.specs.attention import PluginLayers
 
 VisionHolder = Literal["ms-swift", "Megatron-Bridge", "mbridge", "ROLL"]
 """The library that builds the vision part beside the language model."""

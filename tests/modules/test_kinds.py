@@ -22,7 +22,7 @@ from analyzer.modules.shapes import shapes_of
 from analyzer.modules.tree import Module, Parameter
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob
-from analyzer.specs.plugin import PluginLayers
+from analyzer.specs.attention import PluginLayers
 from analyzer.specs.vision_part import VisionWeight
 from analyzer.time.work.context import work_context
 from analyzer.time.work.kernels import Gemm

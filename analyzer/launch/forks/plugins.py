@@ -13,7 +13,7 @@ from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.latent import index_layers
 from analyzer.launch.model_config.linear import linear_layers, text_model
 from analyzer.launch.model_config.published import published_configuration
-from analyzer.specs.plugin import PluginLayers
+from analyzer.specs.attention import PluginLayers
 
 SPEC: Final = "--spec"
 _GLM_5: Final = "slime_plugins.models.glm5.glm5"

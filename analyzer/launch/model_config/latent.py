@@ -18,7 +18,7 @@ from analyzer.launch.model_config.common import (
 )
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.experts import deepseek_experts, mtp_note, routing_groups, sigmoid_router
-from analyzer.specs.plugin import layers_with_indexers
+from analyzer.specs.attention import layers_with_indexers
 
 
 def deepseek_v2(config: Configuration) -> MegatronModel:

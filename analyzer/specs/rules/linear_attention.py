@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from analyzer.specs.attention import LinearAttentionSpec
 from analyzer.specs.job import TrainingJob
-from analyzer.specs.model import LinearAttentionSpec
 from analyzer.specs.release import is_before
 from analyzer.specs.release_changes import core_failures
 from analyzer.specs.rules.violation import Violation

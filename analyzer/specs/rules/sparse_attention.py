@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
+from analyzer.specs.attention import AbsorbedSpec, SparseAttentionSpec
 from analyzer.specs.job import TrainingJob
-from analyzer.specs.model import AbsorbedSpec, ModelSpec, SparseAttentionSpec
+from analyzer.specs.model import ModelSpec
 from analyzer.specs.rules.stages import stage_violations
 from analyzer.specs.rules.violation import Violation
 from analyzer.specs.stage_sizes import layers_of_stages

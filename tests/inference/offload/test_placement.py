@@ -10,7 +10,8 @@ from analyzer.errors import UnsupportedError
 from analyzer.inference.offload.machine import machine_of
 from analyzer.inference.offload.policy import Schedule, Shares
 from analyzer.inference.offload.tensors import Tensor, placed, placed_cache, sub_layers
-from analyzer.specs.model import MlaSpec, ModelSpec
+from analyzer.specs.attention import MlaSpec
+from analyzer.specs.model import ModelSpec
 from tests.small_job import job
 from tools.score_offload import case, model, placement, records
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.launch.derive.model.sparse_attention import assume_speed, index_sizes, last_of_first_indexers
 from analyzer.launch.derive.reading import positive
-from analyzer.specs.plugin import PluginLayers, layers_with_indexers
+from analyzer.specs.attention import PluginLayers, layers_with_indexers
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
