@@ -1,4 +1,5 @@
 """Launches through frameworks that train with megatron-core: their configurations, read as options of Megatron-LM.
 
-`prepare` finds out whether a command line is one of a framework. One file for each framework has the keys of its configuration.
+`prepare` finds out whether a command line is one of a framework. One file or folder for each framework has the keys of its
+configuration.
 """

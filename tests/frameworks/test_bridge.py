@@ -14,7 +14,7 @@ import pytest
 import analyzer
 from allocator_hook.step.supported import check_supported
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.frameworks.bridge_model import flat
+from analyzer.frameworks.bridge.model_fields import flat
 from analyzer.specs import AdapterSpec, TrainingJob
 from tests.frameworks.files import batch, job, layout, write
 

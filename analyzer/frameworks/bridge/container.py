@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, frozen_parts, kind_of, unknown_fields
-from analyzer.frameworks.bridge_defaults import release_of_fields, with_defaults
-from analyzer.frameworks.bridge_gemma import check_packing, read_gemma
-from analyzer.frameworks.bridge_model import flat, layout_of_muon, quantized_with_muon
-from analyzer.frameworks.bridge_vision import PROVIDERS, read_vision
+from analyzer.frameworks.bridge.defaults import release_of_fields, with_defaults
+from analyzer.frameworks.bridge.gemma import check_packing, read_gemma
+from analyzer.frameworks.bridge.model_fields import flat, layout_of_muon, quantized_with_muon
+from analyzer.frameworks.bridge.vision import PROVIDERS, read_vision
 from analyzer.frameworks.containers import TARGET, Tree, from_yaml
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
@@ -173,7 +173,7 @@ def read(launch: Input) -> Output:
     """The training of a dumped container. Raises InputError for a command that starts a recipe, with the remedy."""
     name = launch.found.program
     if not name.endswith(YAML):
-        from analyzer.frameworks.bridge_recipes import refusal
+        from analyzer.frameworks.bridge.recipes import refusal
 
         raise refusal(name, launch.found.words, launch.found.rest, folder=launch.folder)
     tree = read_tree(launch.folder / name, name)
