@@ -20,7 +20,7 @@ SHAPE_MESSAGE = (3,)
 
 
 def hidden_states_shape(job: TrainingJob, *, states: int = 1) -> tuple[int, int, int]:
-    """[s/c, b, h], or [s/c/t, b, h] with sequence parallelism.
+    """[s/c, b, h], or [s/c/t, b, h] with sequence parallelism; n·h elements with hyper-connections of n parts.
 
     `states`: hidden states in one message; several past MTP layers.
     """
@@ -28,7 +28,7 @@ def hidden_states_shape(job: TrainingJob, *, states: int = 1) -> tuple[int, int,
     sequence = batch.seq_length // parallel.context
     if parallel.sequence_parallel:
         sequence //= parallel.tensor
-    return states * sequence, batch.micro_batch_size, job.model.hidden_size
+    return states * sequence, batch.micro_batch_size, job.model.stream_width
 
 
 def pipeline_calls(job: TrainingJob, stage: StageModel) -> Iterator[Call]:

@@ -58,6 +58,8 @@ AT_DEFAULT: Final[Mapping[str, object]] = {
     "moe_combine_bwd_dtype": "bf16",
     "batch_invariant_backend": "te_native",
     "mamba_chunk_size": 128,
+    "linear_cp_mode": "chunkwise",
+    "min_dynamic_context_parallel_size": 1,
     "gdp_num_householder": 3,
     "gdp_num_chunk_states_to_recompute": 2,
 }

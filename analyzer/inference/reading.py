@@ -102,7 +102,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     if training.model.hybrid is not None:
         raise UnsupportedError("--hybrid-layer-pattern", "inference of Mamba hybrids is not modelled", "use a GPT")
     model = training.model
-    if model.sparse_attention is not None or model.linear_attention is not None or model.plugin is not None:
+    if any((model.sparse_attention, model.linear_attention, model.plugin, model.compressed_attention)):
         raise UnsupportedError(
             "--experimental-attention-variant", "inference with sparse or linear attention is not modelled", "use a GPT without it"
         )

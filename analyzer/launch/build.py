@@ -137,7 +137,7 @@ def _build(
         tuning=arguments.tuning,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
     )
-    return _checked(launch, _with_adapters(launch, _with_plugin(launch, _with_variant(launch, job))))
+    return _checked(launch, _with_adapters(launch, _with_plugin(launch, _with_compressed(launch, _with_variant(launch, job)))))
 
 
 def _checked(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
@@ -159,6 +159,15 @@ def _with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     from analyzer.launch.derive.model.variants import with_variant  # imported for such launches only
 
     return with_variant(launch, job)
+
+
+def _with_compressed(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
+    """The job with the attention and the residual stream of DeepSeek-V4, if its model has them."""
+    if launch.arguments.parts.compressed is None:
+        return job
+    from analyzer.launch.derive.model.compressed import with_compressed_attention  # imported for such launches only
+
+    return with_compressed_attention(launch, job)
 
 
 def _with_plugin(launch: LaunchInput, job: TrainingJob) -> TrainingJob:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from analyzer.modules.shapes import ExpertShapes, Shapes
 from analyzer.modules.tree import Module
 from analyzer.specs import AttentionKind
+from analyzer.specs.attention import COMPRESSION
 
 
 def fuses_norm(shapes: Shapes, kind: AttentionKind) -> bool:
@@ -13,8 +14,10 @@ def fuses_norm(shapes: Shapes, kind: AttentionKind) -> bool:
 
 
 def is_latent(shapes: Shapes, kind: AttentionKind) -> bool:
-    """Whether the attention is multi-latent, with or without modules of a plugin."""
-    return kind in ("latent", "latent_without_indexer") or (kind == "plugin" and shapes.model.mla is not None)
+    """Whether the attention is multi-latent, with or without modules of a plugin, or compressed."""
+    return (
+        kind in COMPRESSION or kind in ("latent", "latent_without_indexer") or (kind == "plugin" and shapes.model.mla is not None)
+    )
 
 
 def fuses_norms(shapes: Shapes) -> bool:
@@ -38,6 +41,10 @@ def attention_branch(shapes: Shapes, kind: AttentionKind, *, fused_norm: bool, i
         from analyzer.modules.attention.latent_attention import latent_attention
 
         return latent_attention(shapes)
+    if kind in COMPRESSION:
+        from analyzer.modules.attention.compressed_attention import compressed_attention
+
+        return compressed_attention(shapes, kind)
     if kind == "plugin":
         from analyzer.modules.attention.plugin_attention import with_plugin
 

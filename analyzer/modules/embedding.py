@@ -7,8 +7,8 @@ from typing import Final
 
 from analyzer.modules.attention.unfused_attention import saves_batch_mask
 from analyzer.modules.checkpoints import INPUT_GRADIENT
-from analyzer.modules.dropout import dropout_mask
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.residual.dropout import dropout_mask
 from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, Collective, Module, Parameter, Tensor
 

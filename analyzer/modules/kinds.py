@@ -49,6 +49,10 @@ class Kernels(Enum):
     CHOSEN_ATTENTION = auto()
     ABSORPTION = auto()
     VALUE_PRODUCT = auto()
+    COMPRESSED_ATTENTION = auto()
+    GROUPED_OUTPUT = auto()
+    HYPER_CONNECTION = auto()
+    HYPER_ADD = auto()
     LINEAR_ATTENTION_INPUT = auto()
     CONVOLUTION = auto()
     DELTA_RULE_INPUTS = auto()
@@ -193,6 +197,18 @@ class ModuleKind(Enum):
     """In absorbed attention: the products of queries with the weights of keys, and their rotation."""
     VALUE_PRODUCT = KindFacts(Kernels.VALUE_PRODUCT, Gemms.PYTORCH, Parallel.NONE)
     """In absorbed attention: the products of the output with the weights of values."""
+    COMPRESSED_ATTENTION = _without_gemms(Kernels.COMPRESSED_ATTENTION)
+    """Attention of each query to the last tokens and to compressed keys, with the choice of these."""
+    KEY_COPIES = _without_gemms(Kernels.COPIES)
+    """In compressed attention: the norm and rotation of queries, or the sums of keys of a group of tokens."""
+    GROUPED_OUTPUT = KindFacts(Kernels.GROUPED_OUTPUT, Gemms.PYTORCH, Parallel.NONE)
+    """In compressed attention: the projection of the outputs of each group of heads."""
+    HYPER_CONNECTION = _without_gemms(Kernels.HYPER_CONNECTION)
+    """The weights of the parts of the residual stream, and the sum of these that a branch reads."""
+    HYPER_ADD = _without_gemms(Kernels.HYPER_ADD)
+    """The mix of the parts of the residual stream, with the output of a branch."""
+    STREAM_COPIES = _without_gemms(Kernels.COPIES)
+    """The parts of the residual stream are made from the embedding, or summed for the final norm."""
     OUTPUT_GATE = _without_gemms(Kernels.OUTPUT_GATE)
     """The product of the output of full attention with its gate."""
     ATTENTION_OUTPUT = KindFacts(Kernels.LINEAR, Gemms.LAYER, Parallel.ROW)

@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 
 from analyzer.modules.branches import attention_branch, biased_output, fuses_norm, fuses_norms, is_latent, mixer_branch, moe_branch
 from analyzer.modules.checkpoints import moe_checkpoint_leftovers
-from analyzer.modules.dropout import bias_dropout_add
 from analyzer.modules.inputs import ExpertInputs, LayerInputs, ModuleInputs
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import gathered_linear
 from analyzer.modules.mlp import mlp
 from analyzer.modules.norm import standalone_norm
+from analyzer.modules.residual.dropout import bias_dropout_add
 from analyzer.modules.shapes import ExpertShapes, Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
 from analyzer.specs import AttentionKind, BlockSpec, Branch, ModelSpec, RecomputeSpec
@@ -139,7 +139,7 @@ def transformer_layer(
         children=children,
         source="megatron.core.ssm.MambaLayer" if of_mamba else "megatron.core.transformer.TransformerLayer",
     )
-    return _scaled(shapes, layer) if shapes.model.layer_scaling else layer
+    return _connected(shapes, _scaled(shapes, layer) if shapes.model.layer_scaling else layer)
 
 
 def _norm(shapes: Shapes, name: str, kind: ModuleKind, *, input_made_in: str, input_shares: str) -> Module:
@@ -151,8 +151,17 @@ def _norm(shapes: Shapes, name: str, kind: ModuleKind, *, input_made_in: str, in
     return unfused_norm(shapes, name, kind, input_made_in=input_made_in, input_shares=input_shares)
 
 
+def _connected(shapes: Shapes, layer: Module) -> Module:
+    """The layer with hyper-connections, if the model has them."""
+    if shapes.model.hyper_connections is None:
+        return layer
+    from analyzer.modules.residual.hyper_connections import connected_layer
+
+    return connected_layer(shapes, layer)
+
+
 def _scaled(shapes: Shapes, layer: Module) -> Module:
-    from analyzer.modules.layer_scaling import scaled_layer
+    from analyzer.modules.residual.layer_scaling import scaled_layer
 
     return scaled_layer(shapes, layer)
 
@@ -211,7 +220,7 @@ def checkpoint_of(shapes: Shapes, children: tuple[Module, ...], *, outlives: tup
     `outlives`: what it leaves allocated after its backward.
     """
     distributed = _distributes(shapes)
-    saved = shapes.hidden("checkpoint input", dtype=shapes.residual_dtype, made_in=STREAM)
+    saved = shapes.stream("checkpoint input", made_in=STREAM)
     gather: tuple[Collective, ...] = ()
     if distributed:
         s, b, h = saved.shape

@@ -201,6 +201,12 @@ class Shapes:
             made_in=made_in,
         )
 
+    def stream(self, name: str, *, made_in: str = "") -> Tensor:
+        """The residual stream, of which hyper-connections have several parts."""
+        if self.model.hyper_connections is None:
+            return self.hidden(name, dtype=self.residual_dtype, made_in=made_in)
+        return self.wide(name, self.model.stream_width, "n·h", made_in=made_in)
+
     def wide(self, name: str, width: int, symbol: str, *, dtype: str | None = None, shares: str = "", made_in: str = "") -> Tensor:
         """[s, b, width]: an activation inside a tensor-parallel region, `width` already divided by t."""
         kind = dtype or self.dtype

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-AttentionKind = Literal["plain", "latent", "latent_without_indexer", "gated_delta_net", "plugin"]
-"""The attention of a layer: with queries, keys and values of each token, multi-latent, or linear."""
+AttentionKind = Literal[
+    "plain", "latent", "latent_without_indexer", "gated_delta_net", "plugin", "sliding", "compressed", "heavily_compressed"
+]
+"""The attention of a layer: with queries, keys and values of each token, multi-latent, linear, or to compressed keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,72 @@ class SparseAttentionSpec:
     def has_indexer(self, layer: int) -> bool:
         """Whether a decoder layer, counted from 0, chooses keys. The others use those of the last layer before them that does."""
         return self.absorbed is None or self.absorbed.chooses(layer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedAttentionSpec:
+    """Attention of DeepSeek-V4: one head of keys, which are values too, of the last tokens and of groups of earlier tokens."""
+
+    ratios: tuple[int, ...]
+    """Tokens of a compressed key in each decoder layer, and in each MTP layer after them: 4, 128, or 0 for a window only."""
+    head_dim: int
+    q_lora_rank: int
+    output_groups: int
+    """Groups of heads whose outputs are projected to `output_rank` elements each (`o_groups`)."""
+    output_rank: int
+    window: int
+    """Tokens whose own keys a query reads."""
+    index_heads: int
+    """Heads of the indexer, which chooses keys of 4 tokens."""
+    index_head_dim: int
+    topk: int
+    """Compressed keys of 4 tokens that are chosen for each query."""
+    kernels: bool = False
+    """Attention is that of cuDNN and FlashMLA (`dsa_kernel_backend`). Otherwise PyTorch copies the keys of each query."""
+    logged: bool = False
+    """The loss of the indexer has a coefficient above 0."""
+
+    def kind_of(self, layer: int) -> AttentionKind:
+        """The attention of a layer, counted from 0; MTP layers follow the decoder layers."""
+        ratio = self.ratios[layer]
+        return "sliding" if ratio == 0 else "compressed" if ratio == OVERLAPPING else "heavily_compressed"
+
+
+OVERLAPPING: Final = 4
+"""Tokens of a compressed key of which the indexer chooses some. Groups of tokens overlap: a key has those of two."""
+STRONGEST: Final = 128
+"""Tokens of a compressed key where a query reads all keys."""
+COMPRESSION: Final[dict[AttentionKind, int]] = {"sliding": 0, "compressed": OVERLAPPING, "heavily_compressed": STRONGEST}
+"""Tokens of a compressed key, by the kind of attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperConnectionSpec:
+    """Manifold-constrained hyper-connections: the residual stream has several parts, which each branch reads and mixes."""
+
+    streams: int
+    """Parts of the residual stream (`num_residual_streams`)."""
+    iterations: int = 20
+    """Iterations of Sinkhorn-Knopp that make the mixing matrix doubly stochastic."""
+    fused: bool = False
+    """Kernels of Megatron-LM for each operation (`use_fused_mhc`); otherwise PyTorch compiles them."""
+    recomputed: bool = False
+    """Inputs and outputs of branches are computed again in backward (`mhc` of `recompute_modules`)."""
+
+    @property
+    def mappings(self) -> int:
+        """Numbers that a token is mapped to: weights of reading, of writing and of mixing."""
+        return self.streams * self.streams + 2 * self.streams
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedModel:
+    """What the options of a release of Megatron-LM do not say of DeepSeek-V4."""
+
+    attention: CompressedAttentionSpec
+    hyper_connections: HyperConnectionSpec | None
+    hash_layers: int
+    """The first layers, in which a table of all tokens chooses the experts."""
 
 
 def layers_with_indexers(count: int, *, every: int, after: int) -> tuple[bool, ...]:

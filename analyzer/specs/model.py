@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from analyzer.specs.adapters import AdapterSpec
-from analyzer.specs.attention import AbsorbedSpec, AttentionKind, LinearAttentionSpec, MlaSpec, PluginLayers, SparseAttentionSpec
+from analyzer.specs.attention import (
+    AbsorbedSpec,
+    AttentionKind,
+    CompressedAttentionSpec,
+    HyperConnectionSpec,
+    LinearAttentionSpec,
+    MlaSpec,
+    PluginLayers,
+    SparseAttentionSpec,
+)
 from analyzer.specs.distillation import DistillationSpec
 from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.moe import MoeSpec
@@ -232,6 +241,10 @@ class ModelSpec:
     linear_attention: LinearAttentionSpec | None = None
     sparse_attention: SparseAttentionSpec | None = None
     """Set if multi-latent attention is sparse in every layer."""
+    compressed_attention: CompressedAttentionSpec | None = None
+    """Set for DeepSeek-V4, whose layers attend to the last tokens and to compressed keys."""
+    hyper_connections: HyperConnectionSpec | None = None
+    """Set if the residual stream has several parts."""
     plugin: PluginLayers | None = None
     """Set if a plugin builds the attention of some layers, or adds modules to it."""
     output_gate: bool = False
@@ -288,12 +301,19 @@ class ModelSpec:
 
     def attention_of(self, layer: int) -> AttentionKind:
         """The attention of a decoder layer, counted from 0."""
+        if self.compressed_attention is not None:
+            return self.compressed_attention.kind_of(layer)
         if self.plugin is not None and self.plugin.layers[layer]:
             return "plugin"
         if self.sparse_attention is not None and not self.sparse_attention.has_indexer(layer):
             return "latent_without_indexer"
         linear = self.linear_attention is not None and self.linear_attention.layers[layer]
         return "gated_delta_net" if linear else self.full_attention
+
+    @property
+    def stream_width(self) -> int:
+        """Elements of a token in the residual stream."""
+        return self.hidden_size * (1 if self.hyper_connections is None else self.hyper_connections.streams)
 
     @property
     def gated(self) -> bool:

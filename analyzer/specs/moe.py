@@ -59,6 +59,8 @@ class MoeSpec:
     score_function: Literal["softmax", "sigmoid"] = "softmax"
     pre_softmax: bool = False
     expert_bias: bool = False
+    hash_layers: int = 0
+    """The first layers, in which a table of all tokens chooses the experts: in DeepSeek-V4."""
     latent_size: int | None = None
     imbalance: float = 1.0
     """Tokens of the experts of the highest-memory rank, relative to the mean (`--info-moe-imbalance`)."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
 
-from analyzer.specs.attention import PluginLayers
+from analyzer.specs.attention import CompressedModel, PluginLayers
 
 VisionHolder = Literal["ms-swift", "Megatron-Bridge", "mbridge", "ROLL"]
 """The library that builds the vision part beside the language model."""
@@ -100,6 +100,8 @@ class ModelParts:
     """The model whose modules it has; None for a model of Megatron-LM."""
     plugin: PluginLayers | None = None
     """The weights of a plugin in its attention, if they are known."""
+    compressed: CompressedModel | None = None
+    """Attention and residual stream of DeepSeek-V4; None for other models."""
     builder: str = ""
     """The library or framework that builds the model; empty if a fork of Megatron-LM does, or none is named."""
 
@@ -109,6 +111,7 @@ class ModelParts:
             vision=self.vision or other.vision,
             variant=self.variant or other.variant,
             plugin=self.plugin or other.plugin,
+            compressed=self.compressed or other.compressed,
             builder=self.builder or other.builder,
         )
 

@@ -5,7 +5,7 @@ The layouts are those that the shadow engine compares with megatron-core, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from functools import cache
@@ -60,6 +60,7 @@ LAYOUTS = (
     "head, value",
 )
 """Together they have modules of every kind."""
+DEEPSEEK_V4 = "--info-model deepseek-ai/DeepSeek-V4-Flash --nproc-per-node 8 --mtp-num-layers 1 --info-megatron 0.19.0"
 SPLIT = (
     "hybrid, tp2 sp",
     "hybrid, experts, tp2 sp",
@@ -77,14 +78,19 @@ GROUPED = (ModuleKind.ADAPTER_EXPERTS_IN, ModuleKind.ADAPTER_EXPERTS_OUT)
 def job_of_layout(name: str) -> TrainingJob:
     """The job of a layout of the shadow engine."""
     release = ("--info-megatron", SINCE[name]) if SINCE.get(name, "0.16") not in ("0.15", "0.16") else ()
-    arguments, world, options = parse([*words_of(name), *release], environ={}, folder=Path("/nowhere"))
-    gpu, _ = hardware(options.gpu, None)
-    job = build(arguments, world, environ={}, gpu=gpu, folder=Path("/nowhere"))
+    job = job_of_words([*words_of(name), *release])
     job = replace(job, model=replace(job.model, head_outputs=HEAD_OUTPUTS.get(name), distillation=DISTILLATIONS.get(name)))
     job = replace(job, model=replace(job.model, token_score=name in TOKEN_SCORES, value_head=name in VALUE_HEADS))
     if job.model.adapters is None:
         return job
     return replace(job, model=replace(job.model, adapters=replace(job.model.adapters, **adapter_fields(name))))
+
+
+def job_of_words(words: Sequence[str]) -> TrainingJob:
+    """The job of a launch."""
+    arguments, world, options = parse(words, environ={}, folder=Path("/nowhere"))
+    gpu, _ = hardware(options.gpu, None)
+    return build(arguments, world, environ={}, gpu=gpu, folder=Path("/nowhere"))
 
 
 def modules_of(job: TrainingJob) -> Iterator[Module]:
@@ -101,6 +107,7 @@ def test_the_layouts_have_modules_of_every_kind() -> None:
     found |= {module.kind for module in modules_of(replace(job, model=replace(job.model, vision_weights=(images,))))}
     plugin = PluginLayers(plugin="", described="", layers=(True,) * 99, weights=(("w", (8,)),), replaces=True, summed=False)
     found |= {module.kind for module in modules_of(replace(job, model=replace(job.model, plugin=plugin)))}
+    found |= {module.kind for module in modules_of(job_of_words(DEEPSEEK_V4.split()))}
     assert found == set(ModuleKind)
 
 

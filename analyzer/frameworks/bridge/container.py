@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, frozen_parts, kind_of, unknown_fields
+from analyzer.frameworks.bridge.compressed import read_compressed
 from analyzer.frameworks.bridge.defaults import release_of_fields, with_defaults
 from analyzer.frameworks.bridge.gemma import check_packing, read_gemma
 from analyzer.frameworks.bridge.model_fields import flat, layout_of_muon, quantized_with_muon
@@ -204,7 +205,8 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
     vision = read_vision(model)
     frozen = frozen_parts(model, "model")
     gemma = read_gemma(vision.model)
-    model = with_defaults(flat(gemma.model))
+    compressed = read_compressed(with_defaults(flat(gemma.model)))
+    model = compressed.model
     data_parallel = natural(str(config.get("data_parallel_size")))
     found = Words()
     precision = _mixed_precision(config)
@@ -212,7 +214,7 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
     ddp |= {name: precision[name] for name in _PRECISION_OF_GRADIENTS if name in precision}
     replicas = _replicas(config, model, gpus)
     _overlap(_table(config, "comm_overlap"), model, ddp, replicas)
-    fields, release = Fields(load_catalogue().newest), release_of_fields(model)
+    fields, release = Fields(load_catalogue().newest), compressed.release or release_of_fields(model)
     found.unknown += quantized_with_muon(model, ddp, str(optimizer.get("optimizer")))
     found.add(_model(model, fields))
     found.add(_optimizer(optimizer, ddp, fields))
@@ -237,7 +239,7 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
         unknown=tuple(found.unknown),
         withheld=found.withheld(),
         tuning=tuning,
-        parts=ModelParts(vision=vision.weights).joined(gemma.parts),
+        parts=ModelParts(vision=vision.weights, compressed=compressed.parts).joined(gemma.parts),
         release=release,
         validated=False,
     )
@@ -371,6 +373,8 @@ def _optimizer(optimizer: Tree, ddp: Tree, fields: Fields) -> Words:
     kept = {name: value for name, value in optimizer.items() if name not in left_out}
     if not is_true(optimizer.get("use_precision_aware_optimizer")):
         kept = {name: value for name, value in kept.items() if not name.endswith("_dtype")}
+    if kept.get("muon_fp32_matmul_prec") == "highest":  # of PyTorch; Megatron-LM's own script has no word for it
+        kept["muon_fp32_matmul_prec"] = "high"
     found = fields.words(kept, prefix="optimizer.", without_defaults=True)
     found.words += ["--use-distributed-optimizer"] if _is_distributed(ddp, optimizer) else []
     return found

@@ -148,6 +148,7 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
         f"in a {model.family.upper()} model": model.family != "gpt",
         "in hybrid models with full recompute": model.hybrid is not None and job.recompute.granularity == "full",
         "with sparse attention": model.sparse_attention is not None,
+        "with the attention of DeepSeek-V4": model.compressed_attention is not None,
         "with FP4": fp8 is not None and fp8.recipe == "nvfp4",
         "as DoRA with weights stored in FP8": fp8 is not None and fp8.stored_parameters and adapter.kind == "dora",
         "of each expert without grouped GEMMs of PyTorch (bf16, and sizes that are multiples of 8)": _runs_one_by_one(adapter, job),

@@ -8,7 +8,18 @@ from typing import Final
 
 from analyzer.errors import UnsupportedError
 from analyzer.launch.info_options import MODEL
-from analyzer.launch.model_config import dense, experts, gemma, gpt_style, hybrid, latent, linear, llama_like, shared_experts
+from analyzer.launch.model_config import (
+    compressed,
+    dense,
+    experts,
+    gemma,
+    gpt_style,
+    hybrid,
+    latent,
+    linear,
+    llama_like,
+    shared_experts,
+)
 from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.refused import refusal
@@ -67,6 +78,7 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "kimi_k2": latent.deepseek_v3,
     "deepseek_v32": latent.deepseek_sparse,
     "glm_moe_dsa": latent.deepseek_sparse,
+    "deepseek_v4": compressed.deepseek_v4,
     "glm4_moe_lite": latent.deepseek_v3,
     "nemotron_h": hybrid.nemotron_h,
     "granitemoehybrid": hybrid.granite_hybrid,

@@ -42,7 +42,6 @@ REFUSED: Final = {
     "a learned activation function (xIELU)": ("apertus",),
     "two attention layers and a FFN beside the experts in each layer": ("longcat_flash",),
     "other head sizes in a part of its layers": ("mimo_v2_flash", "step3p5"),
-    "compressed sparse attention and hyper-connections": ("deepseek_v4",),
 }
 """Types that are not modelled, by the part that the options of a GPT in Megatron-LM do not give."""
 _IMAGES: Final = {
@@ -94,7 +93,6 @@ _NAMES: Final = {
     "apertus": "apertus",
     "longcat-flash": "longcat_flash",
     "mimo-v2-flash": "mimo_v2_flash",
-    "deepseek-v4": "deepseek_v4",
     "t5-": "t5",
     "flan-t5": "t5",
     "mt5-": "mt5",

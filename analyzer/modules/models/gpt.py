@@ -80,6 +80,7 @@ def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
         first, last = fp8.layers_at_start_in_16_bit, last - fp8.layers_at_end_in_16_bit
     windowed = with_other_kernel(model)
     differ = moe is not None or windowed or model.blocks or fp8 is not None or model.linear_attention is not None
+    differ = differ or model.compressed_attention is not None
     absorbed = model.absorbed_attention
     if not differ and model.plugin is None and (absorbed is None or not absorbed.shares):
         return ((LayerKind(), model.num_layers),)
@@ -214,7 +215,12 @@ def gpt_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
             *(mtp_heads(shapes, made_in="mtp" if predicts else "decoder", embeds=embeds) if last else ()),
             *after,
         )
-    norm = ((cached_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
+    norm: ModuleRuns = ((cached_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
+    if inputs.model.hyper_connections is not None:
+        from analyzer.modules.residual.hyper_connections import contraction, expansion
+
+        before += [expansion(shapes)] if first else []
+        norm = ((contraction(shapes), 1), *norm) if norm else ()
     return (*before, Stack("decoder", (*layers, *norm), received), *after)
 
 

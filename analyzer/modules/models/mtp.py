@@ -81,7 +81,7 @@ def _depth(shapes: AllShapes, depth: int, *, after: str, summed: bool) -> Module
     last = depth == shapes.model.mtp_num_layers - 1
     norm = _final_norm(shapes, last=last, recomputed=recomputed)
     layers = _layers(shapes, depth, path=path, under_checkpoint=recomputed)
-    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), *layers, norm)
+    inside = (*_joined(shapes, states=states, path=path, under_checkpoint=recomputed), *layers, *_contracted(shapes), norm)
     if recomputed:
         saved: tuple[Tensor, ...] = (states, shapes.hidden(EMBEDDED, made_in=_embedding(shapes)))
         outlives: tuple[Tensor, ...] = ()
@@ -111,6 +111,15 @@ def _depth(shapes: AllShapes, depth: int, *, after: str, summed: bool) -> Module
         repeats=repeats,
         source="MultiTokenPredictionLayer",
     )
+
+
+def _contracted(shapes: Shapes) -> tuple[Module, ...]:
+    """What makes one hidden state of the parts of the residual stream, if it has several."""
+    if shapes.model.hyper_connections is None:
+        return ()
+    from analyzer.modules.residual.hyper_connections import contraction
+
+    return (contraction(shapes),)
 
 
 def _lookup(shapes: AllShapes, *, path: str) -> Module:
@@ -262,8 +271,10 @@ def _layer_kinds(shapes: Shapes, depth: int) -> tuple[LayerKind, ...]:
         letters = (LETTERS[letter] for letter in shapes.model.hybrid.mtp_pattern)
         return tuple(LayerKind(moe=letter.moe, block=letter.block, attention=letter.attention) for letter in letters)
     windowed = with_other_kernel(shapes.model)[shapes.model.num_layers :]
-    plugin = shapes.model.plugin
-    attention: AttentionKind | None = "plugin" if plugin is not None and plugin.in_mtp else None
+    model = shapes.model
+    attention: AttentionKind | None = "plugin" if model.plugin is not None and model.plugin.in_mtp else None
+    if model.compressed_attention is not None:
+        attention = model.compressed_attention.kind_of(model.num_layers + depth)
     return (LayerKind(moe=_has_experts(shapes), other_kernel=bool(windowed) and windowed[depth], attention=attention),)
 
 

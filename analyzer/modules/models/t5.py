@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.modules.attention.cross_attention import ENCODED, ENCODER_OUTPUT, NORM, cross_attention
 from analyzer.modules.attention.unfused_attention import saves_batch_mask
-from analyzer.modules.dropout import bias_dropout_add
 from analyzer.modules.embedding import embedding, saved_mask
 from analyzer.modules.head import adds_to_placeholder, cross_entropy, output_layer
 from analyzer.modules.kinds import ModuleKind
@@ -21,6 +20,7 @@ from analyzer.modules.layer import CACHED_LAYERS, LayerKind, ModuleRuns, checkpo
 from analyzer.modules.models.bert import BATCH, batch_fields
 from analyzer.modules.models.parts import CACHED_ENDS, Parts, Stack, cached_final_norm
 from analyzer.modules.norm import standalone_norm
+from analyzer.modules.residual.dropout import bias_dropout_add
 from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import LAYER, MODEL_PATH, Module, Tensor, with_part
 

@@ -29,6 +29,8 @@ _MODELLED_MODULES: Final = frozenset({"mlp", "moe", "moe_act", "shared_experts"}
 def sparse_attention_violations(job: TrainingJob) -> Iterator[Violation]:
     """Layouts and features that exclude sparse attention."""
     yield from _split_between_keys(job)
+    if job.model.compressed_attention is not None:
+        yield from _refused_compressed(job)
     sparse = job.model.sparse_attention
     if sparse is None:
         return
@@ -38,6 +40,21 @@ def sparse_attention_violations(job: TrainingJob) -> Iterator[Violation]:
         yield from _refused_absorbed(job, sparse, sparse.absorbed)
     yield from _recompute(job)
     yield from _features(job)
+
+
+def _refused_compressed(job: TrainingJob) -> Iterator[Violation]:
+    """DeepSeek-V4: `DSv4HybridAttention` and `TransformerConfig.__post_init__` of the branch dev, August 2026 (b3b1e2d7)."""
+    if job.parallel.tensor > 1:
+        fault = "is not 1, and the attention of DeepSeek-V4 is not split over tensor-parallel ranks"
+        yield Violation(("tensor_model_parallel_size",), fault, "use --tensor-model-parallel-size 1")
+    if job.model.implementation != "transformer_engine":
+        fault = "has no layers for the attention of DeepSeek-V4"
+        yield Violation(("transformer_impl",), fault, "use --transformer-impl transformer_engine")
+    if "core_attn" in job.recompute.modules:
+        yield Violation(("recompute_modules",), "core_attn is not supported with the attention of DeepSeek-V4", "leave it out")
+    if job.flags.overlap_moe_expert_parallel_comm and job.model.moe is not None and job.model.moe.hash_layers:
+        fault = "does not support layers whose experts are chosen by a table"
+        yield Violation(("overlap_moe_expert_parallel_comm",), fault, _LEAVE)
 
 
 def _refused(job: TrainingJob) -> Iterator[Violation]:

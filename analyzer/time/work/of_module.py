@@ -51,9 +51,12 @@ def formula(kernels: Kernels) -> Callable[[Module, WorkContext], Work]:
     """The formula of a kind of kernels. Those of families that few models have are imported on demand."""
     if kernels in FORMULAS:
         return FORMULAS[kernels]
-    from analyzer.time.work import linear_attention, mamba, sparse_attention
+    from analyzer.time.work import compressed_attention, linear_attention, mamba, sparse_attention
 
-    return {**linear_attention.FORMULAS, **mamba.FORMULAS, **sparse_attention.FORMULAS}[kernels]
+    for formulas in (linear_attention.FORMULAS, mamba.FORMULAS, sparse_attention.FORMULAS):
+        if kernels in formulas:
+            return formulas[kernels]
+    return compressed_attention.FORMULAS[kernels]
 
 
 def _none(module: Module, context: WorkContext) -> Work:

@@ -328,7 +328,6 @@ def test_the_layers_with_linear_attention(kinds: str, written: str, tmp_path: Pa
         ("kimi_linear", "Kimi delta attention, which no release of Megatron-LM has"),
         ("minimax", "lightning attention"),
         ("longcat_flash", "two attention layers"),
-        ("deepseek_v4", "hyper-connections"),
         ("phimoe", "biases in its norms"),
         ("bert", "give the launch of pretrain_bert.py"),
     ],

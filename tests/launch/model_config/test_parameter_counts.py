@@ -31,6 +31,8 @@ DIFFERENCES = {
 NEEDED = {
     "deepseek-ai/DeepSeek-V3.2": ("--info-megatron", "0.18.2"),
     "zai-org/GLM-5": ("--info-megatron", "0.18.2"),
+    "deepseek-ai/DeepSeek-V4-Flash": ("--info-megatron", "0.19.0"),
+    "deepseek-ai/DeepSeek-V4-Pro": ("--info-megatron", "0.19.0"),
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": ("--expert-model-parallel-size", "8"),
 }
 """Options that a model needs: a release that has its layers, and fewer experts on each rank."""

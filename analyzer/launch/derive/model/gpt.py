@@ -347,6 +347,8 @@ def _attention(
                 "use --transformer-impl transformer_engine",
             )
         return "unfused", ()
+    if arguments.parts.compressed is not None:  # `CompressedSparseAttention`, whose kernels are not those of Transformer Engine
+        return "fused", ()
     off = switched_off(requested, environ=launch.environ)
     backend, sentence = choose_backend(requested, needs=needs, gpu=launch.gpu, option=named, off=off)
     return backend, (sentence,)

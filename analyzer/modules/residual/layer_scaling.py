@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analyzer.modules.dropout import dropout_mask
 from analyzer.modules.kinds import FEED_FORWARD_BRANCH, RESIDUAL_ADDS
 from analyzer.modules.reduction import sum_buffer
+from analyzer.modules.residual.dropout import dropout_mask
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Module, Parameter, Tensor, for_weight, largest
 

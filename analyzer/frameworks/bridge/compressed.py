@@ -1,0 +1,110 @@
+"""The fields of DeepSeek-V4 in a container of Megatron-Bridge: compressed attention, hyper-connections and hashed routing.
+
+Source: `DeepSeekV4Bridge.provider_bridge` (models/deepseek/deepseek_v4_bridge.py), August 2026, and `TransformerConfig` of the
+branch dev of Megatron-LM that it needs.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.containers import Tree
+from analyzer.frameworks.options import is_true
+from analyzer.launch.options.choose_release import LaterRelease
+from analyzer.specs.attention import COMPRESSION, CompressedAttentionSpec, CompressedModel, HyperConnectionSpec
+from analyzer.units import natural
+
+VARIANT: Final = "dsv4_hybrid"
+_RELEASE: Final = LaterRelease("0.19.0", "the branch dev of Megatron-LM, which has the layers of DeepSeek-V4, follows core 0.19")
+_OF_RELEASE: Final = (
+    "experimental_attention_variant", "o_groups", "o_lora_rank", "dsa_kernel_backend", "apply_dsa_kernel_fusion",
+    "enable_hyper_connections", "num_residual_streams", "use_fused_mhc", "moe_n_hash_layers", "actual_vocab_size",
+    "cp_partition_mode", "norm_topk_prob", "kv_lora_rank", "qk_head_dim", "csa_dense_mode", "hetereogenous_dist_checkpoint",
+    "use_kernel_fusion_for_dsa", "moe_router_load_balancing_type", "moe_router_score_function",
+)  # fmt: skip
+"""Fields that are read here, or that no option of a release stands for."""
+_PREFIXES: Final = ("csa_", "mhc_", "dsa_")
+_SIGMOID: Final = "sigmoid"
+_OTHER_SCORES: Final = "sqrtsoftplus"
+"""Scores of each expert by itself, which have the tensors of a sigmoid."""
+
+
+class Compressed(NamedTuple):
+    """What the options do not say of the model, its other fields, and the release that they are those of."""
+
+    parts: CompressedModel | None
+    model: Tree
+    release: LaterRelease | None = None
+
+
+def read_compressed(model: Tree) -> Compressed:
+    """DeepSeek-V4's fields apart. Raises InputError for those that Megatron-LM refuses."""
+    if model.get("experimental_attention_variant") != VARIANT:
+        return Compressed(None, model)
+    if is_true(model.get("csa_dense_mode")):
+        fault = "layers that read all keys of 4 tokens are not modelled"
+        raise UnsupportedError("model.csa_dense_mode", fault, "write model.csa_dense_mode=false")
+    fields = {name: value for name, value in model.items() if name not in _OF_RELEASE and not name.startswith(_PREFIXES)}
+    modules = model.get("recompute_modules")
+    named = [str(each) for each in modules] if isinstance(modules, list) else []
+    fields["recompute_modules"] = [each for each in named if each != "mhc"] or None
+    selective = model.get("recompute_granularity") == "selective"
+    if selective and not fields["recompute_modules"]:
+        fields["recompute_granularity"] = None
+    head = _size(model, "v_head_dim")
+    fields |= {"qk_head_dim": head - _size(model, "qk_pos_emb_head_dim"), "kv_lora_rank": head, "multi_latent_attention": True}
+    balancing, scores = model.get("moe_router_load_balancing_type"), model.get("moe_router_score_function")
+    fields["moe_router_load_balancing_type"] = "none" if balancing == "noaux_tc" else balancing
+    fields["moe_router_score_function"] = _SIGMOID if scores == _OTHER_SCORES else scores
+    connections = None
+    if is_true(model.get("enable_hyper_connections")):
+        connections = HyperConnectionSpec(
+            streams=natural(str(model.get("num_residual_streams"))) or 4,
+            iterations=natural(str(model.get("mhc_sinkhorn_iterations"))) or 20,
+            fused=is_true(model.get("use_fused_mhc")),
+            recomputed=selective and "mhc" in named,
+        )
+    parts = CompressedModel(
+        attention=_attention(model, head),
+        hyper_connections=connections,
+        hash_layers=natural(str(model.get("moe_n_hash_layers"))) or 0,
+    )
+    return Compressed(parts, {name: value for name, value in fields.items() if value is not None}, _RELEASE)
+
+
+def _attention(model: Tree, head: int) -> CompressedAttentionSpec:
+    fused = model.get("apply_dsa_kernel_fusion")
+    kernels = is_true(fused) if fused is not None else model.get("dsa_kernel_backend") == "cudnn"
+    coefficient = model.get("dsa_indexer_loss_coeff")
+    return CompressedAttentionSpec(
+        ratios=_ratios(model),
+        head_dim=head,
+        q_lora_rank=_size(model, "q_lora_rank"),
+        output_groups=_size(model, "o_groups"),
+        output_rank=_size(model, "o_lora_rank"),
+        window=_size(model, "csa_window_size"),
+        index_heads=_size(model, "dsa_indexer_n_heads"),
+        index_head_dim=_size(model, "dsa_indexer_head_dim"),
+        topk=_size(model, "dsa_indexer_topk"),
+        kernels=kernels,
+        logged=isinstance(coefficient, int | float) and coefficient > 0,
+    )
+
+
+def _ratios(model: Tree) -> tuple[int, ...]:
+    """Raises InputError for ratios that `TransformerConfig.__post_init__` refuses."""
+    given = model.get("csa_compress_ratios")
+    layers = _size(model, "num_layers") + (natural(str(model.get("mtp_num_layers"))) or 0)
+    ratios = tuple(each for each in given if isinstance(each, int)) if isinstance(given, list | tuple) else ()
+    if not set(ratios) <= set(COMPRESSION.values()) or len(ratios) < layers:
+        fault = f"is no list of {layers} ratios of 0, 4 and 128, one for each decoder and MTP layer"
+        raise InputError("model.csa_compress_ratios", fault, "write that of the configuration of the model")
+    return ratios[:layers]
+
+
+def _size(model: Tree, name: str) -> int:
+    value = natural(str(model.get(name)))
+    if not value:
+        raise InputError(f"model.{name}", "is missing: the attention of DeepSeek-V4 needs it", "give the complete ConfigContainer")
+    return value

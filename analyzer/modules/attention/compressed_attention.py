@@ -1,0 +1,328 @@
+"""Attention of DeepSeek-V4: to the last tokens, and to keys that are each compressed from a group of earlier tokens.
+
+All heads read one key of each token or group, which is its value too. Keys of 4 tokens are chosen by an indexer for each query;
+keys of 128 tokens are all read. Outputs are projected in groups of heads.
+
+Legend: a heads, d elements of a head, r ranks of projections, g groups of heads, m tokens of a compressed key, H heads of the
+indexer, di elements of one of its heads.
+Source: `DSv4HybridSelfAttention` (core/transformer/experimental_attention_variant/deepseek_v4_hybrid_attention.py), and
+`CompressedSparseAttention`, `Compressor` and `CSAIndexer` (csa.py beside it) of the branch dev of Megatron-LM, August 2026
+(b3b1e2d7). The tensors are those that its statements name; they were not compared with a recorded run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Literal
+
+from analyzer.modules.attention.core_attention import ATTENTION
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.linear import weight_gradient
+from analyzer.modules.norm import norm_parameters, norm_statistics, partial_sums
+from analyzer.modules.quantized import saved_input
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Collective, Module, Parameter, Phase, Tensor, for_weight
+from analyzer.specs import AttentionKind
+from analyzer.specs.attention import COMPRESSION, OVERLAPPING, CompressedAttentionSpec
+
+_OUTPUT: Final = f"{ATTENTION}.core_attention"
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The sizes of the attention of a layer on one rank. Tensor-parallel ranks do not share it."""
+
+    shapes: Shapes
+    kind: AttentionKind
+
+    @property
+    def ratio(self) -> int:
+        """m: tokens of a compressed key; 0 for a window only."""
+        return COMPRESSION[self.kind]
+
+    @cached_property
+    def spec(self) -> CompressedAttentionSpec:
+        """The sizes of the attention. Raises ValueError for a model without it."""
+        spec = self.shapes.model.compressed_attention
+        if spec is None:
+            raise ValueError("the model has no compressed attention")
+        return spec
+
+    @property
+    def heads(self) -> int:
+        """a."""
+        return self.shapes.model.num_attention_heads
+
+    @property
+    def width(self) -> int:
+        """a·d."""
+        return self.heads * self.spec.head_dim
+
+    @property
+    def projected(self) -> int:
+        """g·r: elements of the outputs of all groups."""
+        return self.spec.output_groups * self.spec.output_rank
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of the sequence on all context-parallel ranks, which have parts that follow each other."""
+        return self.shapes.s * self.shapes.split.context
+
+    @property
+    def compressed_keys(self) -> int:
+        """Compressed keys of a sequence."""
+        return self.sequence // self.ratio if self.ratio else 0
+
+    @property
+    def read_keys(self) -> int:
+        """Keys that a query reads, at most."""
+        chosen = min(self.spec.topk, self.compressed_keys) if self.ratio == OVERLAPPING else self.compressed_keys
+        return min(self.spec.window, self.sequence) + chosen
+
+    def all_heads(self, name: str, *, dtype: str | None = None, made_in: str = "") -> Tensor:
+        """[s, b, a·d]."""
+        return self.shapes.wide(name, self.width, "a·d", dtype=dtype, made_in=made_in)
+
+    def keys(self, name: str, count: int, width: int, *, dtype: str | None = None) -> Tensor:
+        """[keys, b, width]."""
+        return Tensor(name=name, shape=(count, self.shapes.b, width), dtype=dtype or self.shapes.dtype, formula="2·keys·b·d")
+
+
+def compressed_attention(shapes: Shapes, kind: AttentionKind) -> Module:
+    """[s, b, h] → [s, b, h], after a separate norm."""
+    sizes = Compressed(shapes, kind)
+    return Module(
+        name=ATTENTION,
+        kind=ModuleKind.ATTENTION,
+        forward_workspace=(*shapes.dropped_norm_output, *shapes.referenced_norm_output),
+        backward_workspace=shapes.recomputed_norm_output,
+        children=(*_projections(sizes), _core(sizes), _grouped_output(sizes), _output(sizes)),
+        source="DSv4HybridSelfAttention",
+    )
+
+
+def _projections(sizes: Compressed) -> tuple[Module, ...]:
+    shapes, spec = sizes.shapes, sizes.spec
+    hidden = shapes.model.hidden_size
+    recomputed = shapes.recomputes("mla_up_proj")
+    queries = _linear(sizes, "linear_q_up_proj", ModuleKind.Q_UP, (sizes.width, spec.q_lora_rank))
+    return (
+        _linear(sizes, "linear_q_down_proj", ModuleKind.Q_DOWN, (spec.q_lora_rank, hidden), first=True),
+        _norm(sizes, "q_layernorm", spec.q_lora_rank),
+        queries,
+        _linear(sizes, "linear_kv_proj", ModuleKind.KV_DOWN, (spec.head_dim, hidden)),
+        _norm(sizes, "kv_layernorm", spec.head_dim),
+        Module(
+            name="query_norm",
+            kind=ModuleKind.KEY_COPIES,
+            function=True,
+            saved=() if recomputed else (sizes.all_heads("queries before their norm"),),
+            forward_workspace=(sizes.all_heads("normalized queries"),),
+            backward_workspace=(sizes.all_heads("query gradient"), sizes.all_heads("input gradient")),
+            source="_q_rms_norm, fused_mla_rope_inplace",
+        ),
+    )
+
+
+def _linear(
+    sizes: Compressed, name: str, kind: ModuleKind, shape: tuple[int, int], *, first: bool = False, quantized: bool = True
+) -> Module:
+    """A linear layer that is not split. `first`: it saves the normalized hidden states, which the others read too."""
+    shapes = sizes.shapes
+    rows, columns = shape
+    read = shapes.wide("input", columns, "r") if name == "linear_q_up_proj" else shapes.hidden("input", made_in="input_layernorm")
+    kept = first or name == "linear_q_up_proj"
+    output = shapes.wide("output", rows, "width")
+    return Module(
+        name=name,
+        kind=kind,
+        parameters=(Parameter(name="weight", shape=shape, dtype=shapes.dtype, quantized=quantized and shapes.fp8 is not None),),
+        saved=for_weight(saved_input(shapes, read)) if kept else (),
+        forward_workspace=(output,),
+        backward_workspace=(
+            replace(output, name="output gradient"),
+            shapes.wide("input gradient", columns, "width"),
+            *weight_gradient(shapes, shape),
+        ),
+        source="TELinear",
+    )
+
+
+def _norm(sizes: Compressed, name: str, width: int) -> Module:
+    shapes = sizes.shapes
+    rows = shapes.s * shapes.b
+    return Module(
+        name=name,
+        kind=ModuleKind.NORM,
+        parameters=norm_parameters(shapes, width),
+        saved=(shapes.wide("input", width, "r"), *norm_statistics(shapes, rows, "4·s·b")),
+        forward_workspace=(shapes.wide("output", width, "r"),),
+        backward_workspace=(
+            shapes.wide("output gradient", width, "r"),
+            shapes.wide("input gradient", width, "r"),
+            *partial_sums(shapes, width),
+        ),
+        source="TENorm",
+    )
+
+
+def _core(sizes: Compressed) -> Module:
+    children: tuple[Module, ...] = ()
+    if sizes.ratio:
+        children = (_compressor(sizes, "compressor", sizes.spec.head_dim, trained=True),)
+    if sizes.ratio == OVERLAPPING:
+        children += (_indexer(sizes),)
+    return Module(
+        name="core_attention",
+        kind=ModuleKind.ATTENTION,
+        children=(*children, _kernel(sizes)),
+        source="CompressedSparseAttention",
+    )
+
+
+def _compressor(sizes: Compressed, name: str, width: int, *, trained: bool) -> Module:
+    """Keys of m tokens each: a weighted sum of their projections. `trained`: the hidden states get a gradient from it.
+
+    Both projections stay in 16 bit. With overlapping groups they have twice the elements of a key.
+    """
+    shapes = sizes.shapes
+    hidden, outputs = shapes.model.hidden_size, width * (2 if sizes.ratio == OVERLAPPING else 1)
+    kind = ModuleKind.KV_PROJECTION if trained else ModuleKind.INDEX_PROJECTION
+    count = sizes.compressed_keys
+    parts = tuple(shapes.wide(each, outputs, "d") for each in ("keys of tokens", "scores of tokens"))
+    pooled = Module(
+        name="pooling",
+        kind=ModuleKind.KEY_COPIES,
+        function=True,
+        parameters=(Parameter(name="ape", shape=(sizes.ratio, outputs), dtype="fp32"), *norm_parameters(shapes, width)),
+        saved=(*parts, sizes.keys("keys before their norm", count, width)),
+        forward_workspace=(sizes.keys("compressed keys", count, width),),
+        backward_workspace=tuple(replace(each, name=f"gradient of {each.name}") for each in parts),
+        source="csa_compressor_forward_wrapper",
+    )
+    projections = tuple(_linear(sizes, each, kind, (outputs, hidden), quantized=False) for each in ("linear_wkv", "linear_wgate"))
+    return Module(name=name, kind=ModuleKind.ATTENTION, children=(*projections, pooled), source="Compressor")
+
+
+def _indexer(sizes: Compressed) -> Module:
+    """Its inputs have no gradients."""
+    shapes, spec = sizes.shapes, sizes.spec
+    queries = spec.index_heads * spec.index_head_dim
+    wq = _linear(sizes, "linear_wq_b", ModuleKind.INDEX_PROJECTION, (queries, spec.q_lora_rank))
+    weights = _linear(
+        sizes, "linear_weights_proj", ModuleKind.INDEX_PROJECTION, (spec.index_heads, shapes.model.hidden_size), quantized=False
+    )
+    return Module(
+        name="indexer",
+        kind=ModuleKind.ATTENTION,
+        children=(wq, weights, _compressor(sizes, "compressor", spec.index_head_dim, trained=False)),
+        source="CSAIndexer",
+    )
+
+
+def _kernel(sizes: Compressed) -> Module:
+    """Attention, with the choice of compressed keys. The loss of the indexer has its gradients computed in forward."""
+    shapes, spec = sizes.shapes, sizes.spec
+    tokens = shapes.s + sizes.compressed_keys
+    indices = Tensor(
+        name="indices of the read keys", shape=(shapes.b, shapes.s, sizes.read_keys), dtype="int32", formula="4·b·s·keys"
+    )
+    all_keys = sizes.keys("keys", tokens, spec.head_dim)
+    sums = shapes.wide("logarithms of the sums", sizes.heads, "a", dtype="fp32")
+    gathered: tuple[Tensor, ...] = ()
+    if not spec.kernels:
+        rows = (shapes.s * shapes.b, sizes.read_keys, spec.head_dim)
+        scores = (shapes.s * shapes.b, sizes.heads, sizes.read_keys)
+        gathered = (
+            Tensor(name="keys of each query in fp32", shape=rows, dtype="fp32", formula="4·s·b·keys·d"),
+            Tensor(name="queries in fp32", shape=(shapes.s * shapes.b, sizes.width), dtype="fp32", formula="4·s·b·a·d"),
+            *(Tensor(name=each, shape=scores, dtype="fp32", formula="4·s·b·a·keys") for each in ("exponentials", "weights")),
+        )
+    of_index: tuple[Tensor, ...] = ()
+    if spec.logged and sizes.ratio == OVERLAPPING:
+        of_index = (
+            shapes.wide("gradient of index queries", spec.index_heads * spec.index_head_dim, "H·di"),
+            sizes.keys("gradient of index keys", sizes.compressed_keys, spec.index_head_dim),
+            shapes.wide("gradient of index weights", spec.index_heads, "H"),
+        )
+    return Module(
+        name=sizes.kind,
+        kind=ModuleKind.COMPRESSED_ATTENTION,
+        function=True,
+        parameters=(Parameter(name="attn_sink", shape=(sizes.heads,), dtype="fp32"),),
+        saved=(
+            *(() if shapes.recomputes("mla_up_proj") else (sizes.all_heads("queries"),)),
+            all_keys,
+            indices,
+            sizes.all_heads("output"),
+            sums,
+            *gathered,
+            *of_index,
+        ),
+        backward_workspace=(
+            *((sizes.all_heads("recomputed queries"),) if shapes.recomputes("mla_up_proj") else ()),
+            sizes.all_heads("output gradient"),
+            sizes.all_heads("query gradient"),
+            replace(all_keys, name="gradient of keys in fp32", dtype="fp32"),
+            *(replace(each, name=f"gradient of {each.name}") for each in gathered),
+        ),
+        collectives=_exchanged(sizes),
+        source="csa_sparse_attn" if spec.kernels else "unfused_compressed_sparse_attn",
+    )
+
+
+def _exchanged(sizes: Compressed) -> tuple[Collective, ...]:
+    """Context-parallel ranks send the hidden states before their part, and gather the compressed keys (`_forward_thd_cp`)."""
+    shapes, spec = sizes.shapes, sizes.spec
+    if shapes.split.context == 1:
+        return ()
+    group = 2 * OVERLAPPING if sizes.ratio == OVERLAPPING else sizes.ratio
+    hidden = (max(spec.window, group), shapes.b, shapes.model.hidden_size)
+    kinds: tuple[tuple[Literal["send", "all_gather", "reduce_scatter"], tuple[int, ...], Phase], ...] = (
+        ("send", hidden, "forward"),
+        ("send", hidden, "backward"),
+    )
+    keys = (sizes.compressed_keys, shapes.b, spec.head_dim)
+    if sizes.ratio:
+        kinds += (("all_gather", keys, "forward"), ("reduce_scatter", keys, "backward"))
+    if sizes.ratio == OVERLAPPING:
+        kinds += (("all_gather", (*keys[:2], spec.index_head_dim), "forward"),)
+    return tuple(Collective(kind=kind, group="cp", shape=shape, dtype=shapes.dtype, phase=phase) for kind, shape, phase in kinds)
+
+
+def _grouped_output(sizes: Compressed) -> Module:
+    """The rotation of the output in a new tensor, and the projection of each group of heads, in 16 bit."""
+    shapes, spec = sizes.shapes, sizes.spec
+    weight = (sizes.projected, sizes.width // spec.output_groups)
+    output = shapes.wide("projected output", sizes.projected, "g·r")
+    return Module(
+        name="linear_o_group_proj",
+        kind=ModuleKind.GROUPED_OUTPUT,
+        function=True,
+        parameters=(Parameter(name="weight", shape=weight, dtype=shapes.dtype),),
+        saved=(sizes.all_heads("rotated output"),),
+        forward_workspace=(output, replace(output, name="output in the order of the tokens")),
+        backward_workspace=(
+            replace(output, name="output gradient"),
+            sizes.all_heads("input gradient"),
+            *weight_gradient(shapes, weight, cached=False),
+        ),
+        source="torch.einsum",
+    )
+
+
+def _output(sizes: Compressed) -> Module:
+    shapes, hidden = sizes.shapes, sizes.shapes.model.hidden_size
+    read = shapes.wide("input", sizes.projected, "g·r")
+    return Module(
+        name="linear_proj",
+        kind=ModuleKind.ATTENTION_OUTPUT,
+        parameters=(
+            Parameter(name="weight", shape=(hidden, sizes.projected), dtype=shapes.dtype, quantized=shapes.fp8 is not None),
+        ),
+        saved=for_weight(saved_input(shapes, read)),
+        forward_workspace=(shapes.hidden("output"),),
+        backward_workspace=(replace(read, name="input gradient"), *weight_gradient(shapes, (hidden, sizes.projected))),
+        source="TERowParallelLinear",
+    )

@@ -1,0 +1,127 @@
+"""Manifold-constrained hyper-connections: the residual stream has n parts, which a branch reads a weighted sum of.
+
+The output of the branch is added to all parts, which are mixed by a doubly stochastic matrix. The weights depend on the token.
+
+Legend: n parts of the residual stream, h elements of a part.
+Source: `HyperConnectionModule` (core/transformer/hyper_connection.py) and `TransformerBlock` of the branch dev of Megatron-LM,
+August 2026 (b3b1e2d7). The tensors are those that its statements name; they were not compared with a recorded run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from analyzer.modules.kinds import FEED_FORWARD_BRANCH, RESIDUAL_ADDS, ModuleKind
+from analyzer.modules.shapes import Shapes
+from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.specs import HyperConnectionSpec
+
+
+def connections_of(shapes: Shapes) -> HyperConnectionSpec:
+    """The sizes of hyper-connections. Raises ValueError for a model without them."""
+    spec = shapes.model.hyper_connections
+    if spec is None:
+        raise ValueError("the model has no hyper-connections")
+    return spec
+
+
+def stream(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
+    """[s, b, n·h]."""
+    return shapes.wide(name, shapes.model.stream_width, "n·h", dtype=dtype)
+
+
+def connected_layer(shapes: Shapes, layer: Module) -> Module:
+    """The layer with a module before each branch, and one that mixes the stream in place of each residual add."""
+    return replace(
+        layer,
+        children=tuple(_connected(shapes, layer.children)),
+        backward_workspace=(stream(shapes, "residual gradient"),),
+        source="megatron.core.transformer.HyperConnectionTransformerLayer",
+    )
+
+
+def _connected(shapes: Shapes, modules: tuple[Module, ...]) -> Iterator[Module]:
+    before = "attention"
+    for position, module in enumerate(modules):
+        branch = "feed_forward" if module.kind in FEED_FORWARD_BRANCH else "attention"
+        if position == 0 or branch != before:
+            yield _reading(shapes, "mlp_hyper_connection" if branch == "feed_forward" else "self_attention_hyper_connection")
+        before = branch
+        yield _mixing(shapes, module) if module.kind in RESIDUAL_ADDS else module
+
+
+def _reading(shapes: Shapes, name: str) -> Module:
+    """The weights of each token, and the sum that the branch reads. PyTorch converts the stream to fp32 for the first."""
+    spec = connections_of(shapes)
+    width = shapes.model.stream_width
+    single = tuple(Parameter(name=f"alpha_{each}", shape=(1,), dtype="fp32") for each in ("pre", "post", "res"))
+    weights = shapes.wide("weights of the token", spec.mappings, "n² + 2n")
+    kept = () if spec.recomputed else (stream(shapes, "stream"),)
+    converted = () if spec.fused else (stream(shapes, "stream in fp32", dtype="fp32"),)
+    return Module(
+        name=name,
+        kind=ModuleKind.HYPER_CONNECTION,
+        function=True,
+        parameters=(
+            Parameter(name="mapping_proj.weight", shape=(spec.mappings, width), dtype="fp32"),
+            *single,
+            Parameter(name="bias", shape=(spec.mappings,), dtype="fp32"),
+        ),
+        saved=(*kept, *converted, weights, replace(weights, name="weights in fp32", dtype="fp32")),
+        forward_workspace=(shapes.hidden("output"),),
+        backward_workspace=(
+            *((stream(shapes, "recomputed stream"),) if spec.recomputed else ()),
+            *(stream(shapes, f"gradient of the stream {number}") for number in range(3)),
+            stream(shapes, "sum of the gradients"),
+        ),
+        source="HyperConnectionModule",
+    )
+
+
+def _mixing(shapes: Shapes, add: Module) -> Module:
+    """The parts of the stream, mixed, with the output of the branch added to each."""
+    return Module(
+        name=add.name,
+        kind=ModuleKind.HYPER_ADD,
+        function=True,
+        saved=(shapes.hidden("output of the branch"),),
+        forward_workspace=(stream(shapes, "mixed stream"),),
+        backward_workspace=(stream(shapes, "gradient of the stream"), shapes.hidden("gradient of the output of the branch")),
+        source="HyperConnectionModule.fused_h_res_h_post_bda",
+    )
+
+
+def expansion(shapes: Shapes) -> Module:
+    """Each part of the stream begins as a copy of the embedding."""
+    return Module(
+        name="input_expand",
+        kind=ModuleKind.STREAM_COPIES,
+        function=True,
+        forward_workspace=(stream(shapes, "stream"),),
+        backward_workspace=(shapes.hidden("gradient of the embedding"),),
+        source="HyperConnectionModule.input_expand",
+    )
+
+
+def contraction(shapes: Shapes) -> Module:
+    """One hidden state of a token again, before the final norm: a sum of the parts of the stream with learned weights."""
+    spec = connections_of(shapes)
+    width = shapes.model.stream_width
+    return Module(
+        name="hc_head",
+        kind=ModuleKind.STREAM_COPIES,
+        function=True,
+        parameters=(
+            Parameter(name="hc_head_fn", shape=(spec.streams, width), dtype="fp32"),
+            Parameter(name="hc_head_base", shape=(spec.streams,), dtype="fp32"),
+            Parameter(name="hc_head_scale", shape=(1,), dtype="fp32"),
+        ),
+        saved=(stream(shapes, "stream"),),
+        forward_workspace=(stream(shapes, "stream in fp32", dtype="fp32"), shapes.hidden("output")),
+        backward_workspace=(
+            stream(shapes, "gradient of the stream in fp32", dtype="fp32"),
+            stream(shapes, "gradient of the stream"),
+        ),
+        source="learned_output_contract",
+    )

@@ -1,0 +1,132 @@
+"""Containers of Megatron-Bridge with DeepSeek-V4, as `DeepSeekV4Bridge` and its recipes set it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import analyzer
+from analyzer.communication.pipeline import hidden_states_shape
+from analyzer.errors import InputError
+from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.tree import Module
+from analyzer.passes.stages import stage_models
+from analyzer.results import Report
+
+COUNTS = json.loads((Path(__file__).parents[1] / "data" / "published_models.json").read_text(encoding="utf-8"))["parameters"]
+HIDDEN, STREAMS = 4096, 4
+MAPPINGS = STREAMS * STREAMS + 2 * STREAMS
+CONNECTION = MAPPINGS * STREAMS * HIDDEN + MAPPINGS + 3
+"""The projection of the parts of the stream, its bias, and three factors."""
+HEAD = STREAMS * STREAMS * HIDDEN + STREAMS + 1
+"""What makes one hidden state of the parts."""
+WINDOW = 1024 * HIDDEN + 1024 + 64 * 512 * 1024 + 512 * HIDDEN + 512 + 64 + 8 * 1024 * 4096 + HIDDEN * 8 * 1024
+"""Attention with a window only: queries of rank 1024, one key of 512, a sink of each head, and outputs in 8 groups of rank 1024."""
+EXPERTS = 257 * 3 * HIDDEN * 2048 + 256 * HIDDEN
+MTP = 2 * HIDDEN * HIDDEN + 3 * HIDDEN + WINDOW + EXPERTS + 2 * HIDDEN + 2 * CONNECTION + HEAD
+"""Projections of the hidden states and of the embedding, three norms, a layer with two norms, and a head of its own."""
+MODEL: dict[str, Any] = {
+    "_target_": "megatron.bridge.models.mla_provider.MLAModelProvider", "num_layers": 43, "hidden_size": HIDDEN,
+    "ffn_hidden_size": 2048, "num_attention_heads": 64, "num_query_groups": 64, "vocab_size": 129280, "should_pad_vocab": True,
+    "make_vocab_size_divisible_by": 1280, "max_position_embeddings": 1048576, "normalization": "RMSNorm",
+    "gated_linear_unit": True, "activation_func": {"_target_": "torch.nn.functional.silu", "_call_": False},
+    "add_bias_linear": False, "share_embeddings_and_output_weights": False, "qk_layernorm": True, "multi_latent_attention": True,
+    "q_lora_rank": 1024, "kv_lora_rank": 448, "qk_head_dim": 448, "qk_pos_emb_head_dim": 64, "v_head_dim": 512,
+    "o_groups": 8, "o_lora_rank": 1024, "position_embedding_type": "rope", "rope_type": "yarn", "apply_rope_fusion": True,
+    "experimental_attention_variant": "dsv4_hybrid", "csa_window_size": 128, "csa_compress_rotary_base": 160000.0,
+    "csa_compress_ratios": [0, 0, *[4, 128] * 20, 4, 0], "dsa_indexer_head_dim": 128, "dsa_indexer_n_heads": 64,
+    "dsa_indexer_topk": 512, "dsa_indexer_loss_coeff": 0.01, "apply_dsa_kernel_fusion": True,
+    "enable_hyper_connections": True, "num_residual_streams": STREAMS, "use_fused_mhc": True, "mhc_sinkhorn_iterations": 20,
+    "num_moe_experts": 256, "moe_router_topk": 6, "moe_ffn_hidden_size": 2048, "moe_shared_expert_intermediate_size": 2048,
+    "moe_layer_freq": [1] * 43, "moe_grouped_gemm": True, "moe_router_score_function": "sqrtsoftplus", "moe_n_hash_layers": 3,
+    "moe_router_load_balancing_type": "noaux_tc", "moe_router_enable_expert_bias": True, "actual_vocab_size": 129280,
+    "moe_token_dispatcher_type": "alltoall", "hidden_dropout": 0.0, "attention_dropout": 0.0, "mtp_num_layers": 1,
+    "recompute_granularity": "selective", "recompute_modules": ["moe_act", "mhc", "mla_up_proj"], "linear_cp_mode": "chunkwise",
+    "pipeline_model_parallel_size": 4, "pipeline_model_parallel_layout": "Et*11|t*11|t*11|t*10mL",
+    "expert_model_parallel_size": 8, "seq_length": 4096,
+}  # fmt: skip
+
+
+def container(**model: Any) -> dict[str, Any]:
+    """The container with other fields of its model."""
+    return {
+        "model": {**MODEL, **model},
+        "train": {"micro_batch_size": 1, "global_batch_size": 256},
+        "optimizer": {"optimizer": "adam", "use_distributed_optimizer": True, "bf16": True},
+        "ddp": {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True},
+        "mixed_precision": {"bf16": True, "grad_reduce_in_fp32": True},
+        "dataset": {"seq_length": 4096},
+    }
+
+
+def report_of(**model: Any) -> Report:
+    return analyzer.analyze_config(container(**model), gpus=64, gpu="GB200-186GB", environ={})
+
+
+def modules_of(report: Report, kind: ModuleKind) -> list[Module]:
+    """The modules of one kind in all stages."""
+    trees = (tree for stage in stage_models(report.job) for tree in stage.trees)
+    return [module for tree in trees for _, module in tree.walk() if module.kind is kind]
+
+
+def test_parameters_and_layout() -> None:
+    """The model class of transformers has no MTP layer. That of Megatron-LM has a window only."""
+    report = report_of()
+    assert report.parameters == COUNTS["deepseek-ai/DeepSeek-V4-Flash"] + MTP
+    assert not report.unknown
+    assert (report.job.parallel.pipeline, report.job.parallel.expert, report.job.parallel.data) == (4, 8, 16)
+    assert report.job.recompute.modules == ("mla_up_proj", "moe_act")
+    assert report.verdict.state is None
+    assert "DeepSeek-V4" in str(report.verdict.withheld)
+
+
+def test_layers_by_their_ratio() -> None:
+    """21 layers with an indexer, 20 that read all keys of 128 tokens, and 3 with a window."""
+    kernels = modules_of(report_of(), ModuleKind.COMPRESSED_ATTENTION)
+    read = [each.shape[-1] for kernel in kernels for each in kernel.saved if each.name == "indices of the read keys"]
+    assert sorted(read) == sorted([128 + 512] * 21 + [128 + 4096 // 128] * 20 + [128] * 3)
+
+
+def test_stages_exchange_all_parts_of_the_stream() -> None:
+    """`get_tensor_shapes` of core/pipeline_parallel/schedules.py, branch dev."""
+    assert hidden_states_shape(report_of().job) == (4096, 1, STREAMS * HIDDEN)
+    assert hidden_states_shape(report_of(enable_hyper_connections=False).job) == (4096, 1, HIDDEN)
+
+
+def test_parameters_without_hyper_connections() -> None:
+    assert report_of().parameters - report_of(enable_hyper_connections=False).parameters == 44 * 2 * CONNECTION + 2 * HEAD
+
+
+def test_context_parallel_ranks_exchange_keys() -> None:
+    """`_forward_thd_cp`: rows before the part of a rank, compressed keys with their gradients, and those of the indexer."""
+    report = report_of(context_parallel_size=2)
+    calls = {
+        (call.kind, call.phase, call.shape)
+        for kernel in modules_of(report, ModuleKind.COMPRESSED_ATTENTION)
+        for call in kernel.collectives
+    }
+    both = ("forward", "backward")
+    assert calls == {
+        *(("send", phase, (128, 1, HIDDEN)) for phase in both),
+        *((kind, phase, (1024, 1, 512)) for kind, phase in zip(("all_gather", "reduce_scatter"), both, strict=True)),
+        *((kind, phase, (32, 1, 512)) for kind, phase in zip(("all_gather", "reduce_scatter"), both, strict=True)),
+        ("all_gather", "forward", (1024, 1, 128)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"tensor_model_parallel_size": 2, "sequence_parallel": True}, "not split over tensor-parallel ranks"),
+        ({"csa_compress_ratios": [0, 2] * 22}, "ratios of 0, 4 and 128"),
+        ({"csa_compress_ratios": [0, 4]}, "list of 44 ratios"),
+        ({"csa_dense_mode": True}, "csa_dense_mode"),
+        ({"o_groups": None}, "model.o_groups: is missing"),
+    ],
+)
+def test_refused(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        report_of(**model)
