@@ -115,10 +115,19 @@ def _prepare() -> None:
     of_text = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     def from_pretrained(_: Any, name: str, *__: Any, **___: Any) -> Any:
-        fields = dict(read_configuration(str(name), folder=Path("/nowhere")).values)
+        fields: dict[str, Any] = dict(read_configuration(str(name), folder=Path("/nowhere")).values)
         kind = str(fields.pop("model_type"))
-        kind, named = _OF_A_KIND.get(kind, (kind, architectures.get(kind) or of_text.get(kind)))
-        found = transformers.AutoConfig.for_model(kind, **fields)
+        kind, named = _OF_A_KIND.get(kind, (kind, architectures.get(kind) or of_text.get(kind) or kind))
+        if named == kind:  # its code is not in transformers
+            text = fields.pop("llm_config")
+            found = transformers.PretrainedConfig(**fields)
+            found.llm_config = transformers.PretrainedConfig(**text)
+            found.vision_config = types.SimpleNamespace(**fields["vision_config"])
+            if fields.get("sound_config"):
+                found.sound_config = transformers.PretrainedConfig(**fields["sound_config"])
+            found.sound_context_token_id = 1
+        else:
+            found = transformers.AutoConfig.for_model(kind, **fields)
         found.architectures, found.dtype, found._name_or_path = [named], torch.bfloat16, str(name)
         if kind == "glm_moe_dsa":
             found.indexer_rope_interleave = True

@@ -112,6 +112,12 @@ def frozen_by_bridge(name: str | None) -> frozenset[str]:
     return frozenset({"language_model", "vision_model"} if frozen else ())
 
 
+_FREEZES: Final = tuple(
+    f"freeze_{part}" for part in ("language_model", "vision_model", "vision_projection", "sound_encoder", "sound_projection")
+)
+"""What freezes a part of a model for images or sound in NeMo-RL."""
+
+
 def with_model(found: Values) -> Values:
     """`found` with the sizes of its published model, unless it has sizes."""
     known = config_of(found.model)
@@ -249,8 +255,9 @@ def nemo_rl(path: Path, _checkout: Path) -> Values:
             packed(found, samples * pairs, length, _whole(tree, f"policy.{packing}.train_mb_tokens", 0) or 0)
             break
     found.uneven = any(_at(tree, f"{engine}num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
-    given = _at(tree, f"{engine}freeze_config") or {}
-    found.frozen = frozen_by_bridge(found.model) | {key.removeprefix("freeze_") for key, value in given.items() if value is True}
+    given = {**(_at(tree, engine.removesuffix(".")) or {}), **(_at(tree, f"{engine}freeze_config") or {})}
+    frozen = {key.removeprefix("freeze_") for key, value in given.items() if value is True and key in _FREEZES}
+    found.frozen = frozen_by_bridge(found.model) | {"sound_model" if each == "sound_encoder" else each for each in frozen}
     if _at(tree, f"{engine}peft.enabled") is True:
         found.trained = "adapters"
     return with_model(found)

@@ -119,11 +119,17 @@ def frozen_parts(config: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
     )
 
 
+_OF_SOUND: Final = {
+    "freeze_audio_model": "sound_model", "freeze_sound_encoder": "sound_model", "freeze_sound_projection": "sound_projection",
+}  # fmt: skip
+"""Settings of the parts for sound, by their names in the models."""
+
+
 def bridge_vision(given: Mapping[str, Any], prefix: str) -> VisionTraining:
     """The parts for images and sound of a model that Megatron-Bridge builds. `given`: settings such as freeze_vision_model."""
-    settings = {section: f"freeze_{section}" for section in FROZEN_PARTS} | {"sound_model": "freeze_audio_model"}
+    sections = {f"freeze_{section}": section for section in FROZEN_PARTS} | _OF_SOUND
     frozen = tuple(
-        (section, is_true(given[setting]), f"{prefix}{setting}") for section, setting in settings.items() if setting in given
+        (section, is_true(given[setting]), f"{prefix}{setting}") for setting, section in sections.items() if setting in given
     )
     return VisionTraining(holder="Megatron-Bridge", frozen=frozen)
 

@@ -309,10 +309,17 @@ def _statements(tree: Tree, found: Words) -> Iterator[str]:
         yield "policy.megatron_cfg.use_fused_linear_logprobs: whole logits are counted, so the prediction is too high."
 
 
+_PROVIDER_FREEZES: Final = ("freeze_vision_model", "freeze_vision_projection", "freeze_sound_encoder", "freeze_sound_projection")
+
+
 def _vision(config: Tree) -> VisionTraining:
-    """What `freeze_config` freezes beside what the provider of the model does: false does not train it after all."""
+    """What `freeze_config` freezes beside what the provider of the model does: false does not train it after all.
+
+    Other settings are fields of the provider (`iter_vlm_config_overrides` of nemo_rl/models/megatron/community_import.py).
+    """
     given = {name: value for name, value in table(config, "freeze_config").items() if is_true(value)}
-    return bridge_vision(given, "policy.megatron_cfg.")
+    fields: Tree = {name: config[name] for name in _PROVIDER_FREEZES if name in config}
+    return bridge_vision(fields | given, "policy.megatron_cfg.")
 
 
 def _tuning(tree: Tree, method: str) -> FineTuning:

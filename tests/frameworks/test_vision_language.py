@@ -25,6 +25,7 @@ from analyzer.specs import TrainingJob
 from analyzer.specs.vision_part import VisionWeights
 from tests.data_files import data_file
 from tests.frameworks.files import job, write
+from tests.modules.test_kinds import job_of_layout
 
 VISION: dict[str, dict[str, int]] = json.loads(data_file("published_models.json").read_text())["vision"]
 TOTAL = {name: sum(sections.values()) for name, sections in VISION.items()}
@@ -118,6 +119,35 @@ def test_weights_have_the_names_and_shapes_of_the_real_module() -> None:
     assert found["deepstack_merger_list.2.linear_fc2.weight"] == (4096, 4608)
     assert found["deepstack_merger_list.2.norm.weight"] == (4608,)
     assert found["merger.norm.weight"] == (1152,)
+
+
+def test_radio_has_the_parameters_of_the_encoder_that_megatron_builds() -> None:
+    """`examples/multimodal` builds RADIO with 8 class tokens, in a layout that agrees with recorded runs of Megatron-LM."""
+    tree = full_model(job_of_layout("multimodal, radio"))
+    modules = (module for path, module in tree.walk() if path.startswith("llava_model.vision_model."))
+    built = sum(each.full_numel for module in modules for each in module.parameters)
+    weights = weights_of("nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16")
+    assert sum(each.numel for each in weights.weights if each.name.startswith("vision_model.")) - 8 * 1280 == built
+
+
+def test_nemo_rl_freezes_sections_by_fields_of_the_provider(tmp_path: Path) -> None:
+    """`iter_vlm_config_overrides` of nemo_rl/models/megatron/community_import.py."""
+    name = "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16"
+    settings = "expert_model_parallel_size: 8\n    expert_tensor_parallel_size: 1\n    sequence_parallel: true"
+    every = nemo(tmp_path, name, settings)
+    fewer = nemo(tmp_path, name, f"{settings}\n    freeze_vision_model: true\n    freeze_sound_projection: true")
+    assert trained(every) - trained(fewer) == VISION[name]["vision_model"] + VISION[name]["sound_projection"]
+
+
+def test_parakeet_has_the_parameters_of_the_real_module() -> None:
+    """`ParakeetEncoder` of transformers 5.12.1 with the sizes of Nemotron 3 Nano Omni."""
+    found = dict(_single_weights(weights_of("nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16")))
+    sound = {name.removeprefix("sound_model.encoder."): shape for name, shape in found.items() if name.startswith("sound_model.")}
+    assert sum(prod(shape) for shape in sound.values()) == 608_879_616
+    assert sound["subsampling.layers.6.weight"] == (256, 256, 1, 1)
+    assert sound["subsampling.linear.weight"] == (1024, 4096)
+    assert sound["layers.23.conv.depthwise_conv.weight"] == (1024, 1, 9)
+    assert sound["layers.0.self_attn.bias_u"] == (8, 128)
 
 
 @pytest.mark.parametrize("where", ["text_config", "flat"])

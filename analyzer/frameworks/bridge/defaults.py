@@ -21,6 +21,7 @@ _DEFAULTS: Final[Mapping[str, Tree]] = {
     "BridgeGPTModelConfig": _OF_GPT,
     "MambaModelProvider": _OF_HYBRID,
     "HybridModelProvider": _OF_HYBRID,
+    **dict.fromkeys(("NemotronVLModelProvider", "NemotronOmniModelProvider", "NemotronOmniLlavaModelProvider"), _OF_HYBRID),
 }
 """By class: fields whose default differs from that of Megatron-LM's option and changes memory or time (models/gpt_provider.py,
 models/hybrid/hybrid_provider.py, and `TransformerConfig` of megatron-core). Other classes set further fields."""

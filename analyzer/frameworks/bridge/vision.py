@@ -1,7 +1,8 @@
 """The vision part of a model in a ConfigContainer of Megatron-Bridge.
 
 Sources: models/qwen_vl/{qwen25_vl,qwen3_vl,qwen35_vl}_provider.py, models/glm_vl/glm_45v_provider.py and
-models/gemma_vl/gemma3_vl_provider.py and models/ministral3/ of Megatron-Bridge, August 2026.
+models/gemma_vl/gemma3_vl_provider.py, models/ministral3/, models/nemotron_vl/ and models/nemotron_omni/ of Megatron-Bridge, August
+2026.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from analyzer.frameworks.options import is_true
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.vision import vision_weights
 from analyzer.specs.model import FROZEN_PARTS
-from analyzer.specs.vision_part import VisionTraining, VisionWeights
+from analyzer.specs.vision_part import NEMOTRON, VisionTraining, VisionWeights
 from analyzer.units import natural
 
 PROVIDERS: Final[Mapping[str, str]] = {
@@ -28,6 +29,9 @@ PROVIDERS: Final[Mapping[str, str]] = {
     "GLM45VModelProvider": "glm4v_moe",
     "Gemma3VLModelProvider": "gemma3",
     "Ministral3ModelProvider": "mistral3",
+    "NemotronVLModelProvider": "NemotronH_Nano_VL_V2",
+    "NemotronOmniModelProvider": "NemotronH_Nano_Omni_Reasoning_V3",
+    "NemotronOmniLlavaModelProvider": "NemotronH_Nano_Omni_Reasoning_V3",
 }
 """The model_type of a configuration by the class of a provider."""
 _READ: Final = frozenset({
@@ -41,6 +45,11 @@ _READ: Final = frozenset({
     "mm_tokens_per_image", "is_vision_language", "hf_config", *(f"freeze_{part}" for part in FROZEN_PARTS),
 })  # fmt: skip
 """Fields of the vision part and of its tokens, which are read here or have no effect on the memory of the language model."""
+_OF_NEMOTRON: Final = (
+    "radio_", "sound_", "has_sound", "vision_", "temporal_", "language_model_type", "img_", "dynamic_resolution", "freeze_",
+    "use_vision_backbone_fp8_arch", "separate_video_embedder", "nemotron_omni_contract", "tokenizer_type", "image_token_index",
+)  # fmt: skip
+"""Beginnings of the fields of Nemotron's parts for images and sound."""
 _NO_GRAPHS: Final = ("vision_cuda_graph_impl", "none")
 
 
@@ -58,6 +67,8 @@ def read_vision(model: Tree) -> Vision:
     kind = PROVIDERS.get(name)
     if kind is None:
         return Vision(None, None, model)
+    if kind in NEMOTRON:
+        return _nemotron(model, kind, name)
     apart = model.get("dist_train")
     if is_true(model.get("use_hf_vision_model")) or (isinstance(apart, Mapping) and is_true(apart.get("use_dist_train"))):
         fault = "a vision part of transformers, or on other GPUs than the language model, is not modelled"
@@ -80,6 +91,24 @@ def read_vision(model: Tree) -> Vision:
     if kind == "qwen3_vl_moe" and (natural(str(model.get("tensor_model_parallel_size"))) or 1) > 1:
         language["sequence_parallel"] = True  # `Qwen3VLMoEModelProvider.finalize`
     return Vision(weights, training, language | {"position_embedding_type": "rope", "apply_rope_fusion": False})
+
+
+def _nemotron(model: Tree, kind: str, name: str) -> Vision:
+    """RADIO and Parakeet beside a hybrid. The fields of the provider are those of its own configuration."""
+    values: Tree = {"model_type": kind}
+    if "vision_proj_ffn_hidden_size" in model:
+        values["projector_hidden_size"] = model["vision_proj_ffn_hidden_size"]
+    if model.get("vision_class_token_len") is not None:
+        values["class_tokens"] = model["vision_class_token_len"]
+    if is_true(model.get("has_sound")) and isinstance(model.get("sound_config"), Mapping):
+        sound = {key: value for key, value in model["sound_config"].items() if key != TARGET}
+        values["sound_config"] = sound | {"projection_hidden_size": model.get("sound_projection_hidden_size", 4096)}
+    if is_true(model.get("separate_video_embedder")) and (natural(str(model.get("temporal_patch_dim"))) or 1) > 1:
+        values |= {"separate_video_embedder": True, "video_temporal_patch_size": model["temporal_patch_dim"]}
+    width = natural(str(model.get("hidden_size"))) or 1
+    weights = vision_weights(Configuration(values, name), width=width)
+    training = bridge_vision({key: value for key, value in model.items() if key.startswith("freeze_")}, "model.")
+    return Vision(weights, training, {key: value for key, value in model.items() if not key.startswith(_OF_NEMOTRON)})
 
 
 def _of_projector(config: Mapping[str, Any]) -> Tree:

@@ -16,7 +16,7 @@ from analyzer.launch.derive.model.vision_adapters import adapter_weights
 from analyzer.launch.info_options import MODEL
 from analyzer.specs.fine_tuning import FineTuning
 from analyzer.specs.freezing import FreezeSpec
-from analyzer.specs.vision_part import SECTIONS, VISION_TYPES, VisionHolder, VisionTraining, VisionWeight, VisionWeights
+from analyzer.specs.vision_part import NEMOTRON, SECTIONS, VISION_TYPES, VisionHolder, VisionTraining, VisionWeight, VisionWeights
 
 if TYPE_CHECKING:
     from analyzer.launch.derive.launch_input import LaunchInput
@@ -46,7 +46,7 @@ _SWIFT: Final = _Held(frozen=frozenset(SECTIONS))
 _BRIDGE_OMNI: Final = _Held(apart=False)
 _BRIDGE_QWEN3_MOE: Final = _Held(split=True, frozen=frozenset({"vision_model", _LANGUAGE}))
 _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
-    "ms-swift": dict.fromkeys(VISION_TYPES, _SWIFT),
+    "ms-swift": {kind: _SWIFT for kind in VISION_TYPES if kind not in NEMOTRON},
     "Megatron-Bridge": {
         "qwen2_5_vl": _Held(encoder=("patch_embed.", "blocks.")),
         "qwen3_vl": _Held(split=True),
@@ -58,6 +58,7 @@ _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
         "glm4v_moe": _Held(encoder=("patch_embed.", "blocks.")),
         "qwen2_5_omni": _BRIDGE_OMNI,
         "qwen3_omni_moe": _BRIDGE_OMNI,
+        **dict.fromkeys(NEMOTRON, _Held(split=True)),
     },
     "ROLL": dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _Held()),
     "mbridge": {

@@ -49,7 +49,6 @@ _IMAGES: Final = {
     "llava_onevision": "a number of image tokens that depends on the size of an image",
     "mllama": "cross-attention between text and images",
     "llama_nemotron_nano_vl": "a RADIO encoder beside its language model",
-    "nemotronh_nano_vl_v2": "a RADIO encoder beside its language model",
     "paligemma": "attention without a causal mask for its images",
     "gemma3": "attention without a causal mask for its images",
 }
@@ -105,7 +104,6 @@ _NAMES: Final = {
     "llama-3.2-11b-vision": "mllama",
     "llama-3.2-90b-vision": "mllama",
     "llama-3.1-nemotron-nano-vl": "llama_nemotron_nano_vl",
-    "nvidia-nemotron-nano-12b-v2-vl": "nemotronh_nano_vl_v2",
     "paligemma": "paligemma",
 }
 """The model_type of published models, by the beginning of their names without the organization, in lower case."""

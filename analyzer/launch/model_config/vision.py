@@ -12,12 +12,9 @@ from dataclasses import replace
 from typing import Final
 
 from analyzer.launch.model_config.configuration import Configuration
-from analyzer.specs.vision_part import VisionWeight, VisionWeights
-
-_COLUMN: Final = 0
-"""The dimension of the outputs, which column-parallel layers split."""
-_ROW: Final = 1
-"""That of the inputs, which row-parallel layers split."""
+from analyzer.launch.model_config.vision_nemotron import nemotron
+from analyzer.launch.model_config.vision_parts import COLUMN, ROW, linear, norm
+from analyzer.specs.vision_part import NEMOTRON, VisionWeight, VisionWeights
 
 
 def vision_weights(config: Configuration, *, width: int) -> VisionWeights:
@@ -25,28 +22,6 @@ def vision_weights(config: Configuration, *, width: int) -> VisionWeights:
     kind = config.model_type
     read, projection = _FAMILIES[kind]
     return VisionWeights(model=config.name, model_type=kind, weights=tuple(read(config, width)), projection=projection)
-
-
-def _linear(
-    name: str,
-    outputs: int,
-    inputs: int,
-    *,
-    copies: int = 1,
-    bias: bool = True,
-    split: int | None = None,
-    window: tuple[int, ...] = (),
-) -> Iterator[VisionWeight]:
-    """A linear layer, or a convolution with a `window`."""
-    yield VisionWeight(name=f"{name}.weight", shape=(outputs, inputs, *window), copies=copies, split=split, linear=not window)
-    if bias:
-        yield VisionWeight(name=f"{name}.bias", shape=(outputs,), copies=copies, split=0 if split == _COLUMN else None)
-
-
-def _norm(name: str, width: int, *, copies: int = 1, bias: bool = True) -> Iterator[VisionWeight]:
-    yield VisionWeight(name=f"{name}.weight", shape=(width,), copies=copies)
-    if bias:
-        yield VisionWeight(name=f"{name}.bias", shape=(width,), copies=copies)
 
 
 def _patches(vision: Configuration, width: int, *, patch: int, bias: bool) -> Iterator[VisionWeight]:
@@ -69,25 +44,25 @@ def _qwen2(config: Configuration, width: int) -> Iterator[VisionWeight]:
     vision = config.nested("vision_config")
     hidden, depth = vision.integer("embed_dim", 1280), vision.integer("depth", 32)
     yield from _patches(vision, hidden, patch=vision.integer("patch_size", 14), bias=False)
-    yield from _norm("blocks.*.norm1", hidden, copies=depth)
-    yield from _norm("blocks.*.norm2", hidden, copies=depth)
+    yield from norm("blocks.*.norm1", hidden, copies=depth)
+    yield from norm("blocks.*.norm2", hidden, copies=depth)
     yield from _attention(hidden, depth)
     ffn = int(hidden * vision.number("mlp_ratio", 4))
-    yield from _linear("blocks.*.mlp.fc1", ffn, hidden, copies=depth, split=_COLUMN)
-    yield from _linear("blocks.*.mlp.fc2", hidden, ffn, copies=depth, split=_ROW)
+    yield from linear("blocks.*.mlp.fc1", ffn, hidden, copies=depth, split=COLUMN)
+    yield from linear("blocks.*.mlp.fc2", hidden, ffn, copies=depth, split=ROW)
     yield from _qwen_merger(hidden, _merged(vision), vision.integer("hidden_size", 3584), bias=True)
 
 
 def _attention(hidden: int, depth: int, *, separate: bool = False) -> Iterator[VisionWeight]:
     for name in ("q", "k", "v") if separate else ("qkv",):
-        yield from _linear(f"blocks.*.attn.{name}", hidden if separate else 3 * hidden, hidden, copies=depth, split=_COLUMN)
-    yield from _linear("blocks.*.attn.proj", hidden, hidden, copies=depth, split=_ROW)
+        yield from linear(f"blocks.*.attn.{name}", hidden if separate else 3 * hidden, hidden, copies=depth, split=COLUMN)
+    yield from linear("blocks.*.attn.proj", hidden, hidden, copies=depth, split=ROW)
 
 
 def _qwen_merger(hidden: int, merged: int, outputs: int, *, bias: bool) -> Iterator[VisionWeight]:
-    yield from _norm("merger.ln_q", hidden, bias=bias)
-    yield from _linear("merger.mlp.0", hidden * merged, hidden * merged, split=_COLUMN)
-    yield from _linear("merger.mlp.2", outputs, hidden * merged, split=_ROW)
+    yield from norm("merger.ln_q", hidden, bias=bias)
+    yield from linear("merger.mlp.0", hidden * merged, hidden * merged, split=COLUMN)
+    yield from linear("merger.mlp.2", outputs, hidden * merged, split=ROW)
 
 
 def _qwen2_5(config: Configuration, width: int) -> Iterator[VisionWeight]:
@@ -97,12 +72,12 @@ def _qwen2_5(config: Configuration, width: int) -> Iterator[VisionWeight]:
     hidden, depth, ffn = vision.integer("hidden_size"), vision.integer("depth", 32), vision.integer("intermediate_size", 3420)
     patch = vision.integer("patch_size", vision.integer("spatial_patch_size", 14))
     yield from _patches(vision, hidden, patch=patch, bias=False)
-    yield from _norm("blocks.*.norm1", hidden, copies=depth, bias=False)
-    yield from _norm("blocks.*.norm2", hidden, copies=depth, bias=False)
+    yield from norm("blocks.*.norm1", hidden, copies=depth, bias=False)
+    yield from norm("blocks.*.norm2", hidden, copies=depth, bias=False)
     yield from _attention(hidden, depth, separate=config.model_type == "qwen2_5_omni")
-    yield from _linear("blocks.*.mlp.gate_proj", ffn, hidden, copies=depth, split=_COLUMN)
-    yield from _linear("blocks.*.mlp.up_proj", ffn, hidden, copies=depth, split=_COLUMN)
-    yield from _linear("blocks.*.mlp.down_proj", hidden, ffn, copies=depth, split=_ROW)
+    yield from linear("blocks.*.mlp.gate_proj", ffn, hidden, copies=depth, split=COLUMN)
+    yield from linear("blocks.*.mlp.up_proj", ffn, hidden, copies=depth, split=COLUMN)
+    yield from linear("blocks.*.mlp.down_proj", hidden, ffn, copies=depth, split=ROW)
     yield from _qwen_merger(hidden, _merged(vision), vision.integer("out_hidden_size", 3584), bias=False)
 
 
@@ -119,19 +94,19 @@ def _qwen3(config: Configuration, width: int) -> Iterator[VisionWeight]:
     layers = vision.integers("deepstack_visual_indexes") if vision.get("deepstack_visual_indexes") is not None else default
     yield from _patches(vision, hidden, patch=vision.integer("patch_size", 16), bias=True)
     yield VisionWeight(name="pos_embed.weight", shape=(vision.integer("num_position_embeddings", 2304), hidden))
-    yield from _norm("blocks.*.norm1", hidden, copies=depth)
-    yield from _norm("blocks.*.norm2", hidden, copies=depth)
+    yield from norm("blocks.*.norm1", hidden, copies=depth)
+    yield from norm("blocks.*.norm2", hidden, copies=depth)
     yield from _attention(hidden, depth)
-    yield from _linear("blocks.*.mlp.linear_fc1", ffn, hidden, copies=depth, split=_COLUMN)
-    yield from _linear("blocks.*.mlp.linear_fc2", hidden, ffn, copies=depth, split=_ROW)
+    yield from linear("blocks.*.mlp.linear_fc1", ffn, hidden, copies=depth, split=COLUMN)
+    yield from linear("blocks.*.mlp.linear_fc2", hidden, ffn, copies=depth, split=ROW)
     omni = config.model_type == "qwen3_omni_moe"
-    norm, first, second = ("ln_q", "mlp.0", "mlp.2") if omni else ("norm", "linear_fc1", "linear_fc2")
+    normed, first, second = ("ln_q", "mlp.0", "mlp.2") if omni else ("norm", "linear_fc1", "linear_fc2")
     deep = "merger_list.*" if omni else "deepstack_merger_list.*"
     for name, read, copies in (("merger", hidden, 1), (deep, merged, len(layers))):
         if copies:
-            yield from _norm(f"{name}.{norm}", read, copies=copies)
-            yield from _linear(f"{name}.{first}", merged, merged, copies=copies, split=_COLUMN)
-            yield from _linear(f"{name}.{second}", outputs, merged, copies=copies, split=_ROW)
+            yield from norm(f"{name}.{normed}", read, copies=copies)
+            yield from linear(f"{name}.{first}", merged, merged, copies=copies, split=COLUMN)
+            yield from linear(f"{name}.{second}", outputs, merged, copies=copies, split=ROW)
 
 
 def _glm(config: Configuration, width: int) -> Iterator[VisionWeight]:
@@ -151,21 +126,21 @@ def _glm(config: Configuration, width: int) -> Iterator[VisionWeight]:
     positions = (vision.integer("image_size", 336) // patch) ** 2
     yield from _patches(vision, hidden, patch=patch, bias=True)
     yield VisionWeight(name="embeddings.position_embedding.weight", shape=(positions, hidden))
-    yield from _norm("post_conv_layernorm", hidden, bias=False)
-    yield from _norm("blocks.*.norm1", hidden, copies=depth, bias=False)
-    yield from _norm("blocks.*.norm2", hidden, copies=depth, bias=False)
+    yield from norm("post_conv_layernorm", hidden, bias=False)
+    yield from norm("blocks.*.norm1", hidden, copies=depth, bias=False)
+    yield from norm("blocks.*.norm2", hidden, copies=depth, bias=False)
     biased = vision.flag("attention_bias", False)
-    yield from _linear("blocks.*.attn.qkv", 3 * hidden, hidden, copies=depth, bias=biased)
-    yield from _linear("blocks.*.attn.proj", hidden, hidden, copies=depth, bias=False)
+    yield from linear("blocks.*.attn.qkv", 3 * hidden, hidden, copies=depth, bias=biased)
+    yield from linear("blocks.*.attn.proj", hidden, hidden, copies=depth, bias=False)
     for name, rows, columns in (("gate_proj", outputs, hidden), ("up_proj", outputs, hidden), ("down_proj", hidden, outputs)):
-        yield from _linear(f"blocks.*.mlp.{name}", rows, columns, copies=depth, bias=False)
-    yield from _norm("post_layernorm", hidden, bias=False)
+        yield from linear(f"blocks.*.mlp.{name}", rows, columns, copies=depth, bias=False)
+    yield from norm("post_layernorm", hidden, bias=False)
     yield VisionWeight(name="downsample.weight", shape=(outputs, hidden, merge, merge))
     yield VisionWeight(name="downsample.bias", shape=(outputs,))
-    yield from _linear("merger.proj", outputs, outputs, bias=False)
-    yield from _norm("merger.post_projection_norm", outputs)
+    yield from linear("merger.proj", outputs, outputs, bias=False)
+    yield from norm("merger.post_projection_norm", outputs)
     for name, rows, columns in (("gate_proj", ffn, outputs), ("up_proj", ffn, outputs), ("down_proj", outputs, ffn)):
-        yield from _linear(f"merger.{name}", rows, columns, bias=False)
+        yield from linear(f"merger.{name}", rows, columns, bias=False)
 
 
 def _intern(config: Configuration, width: int) -> Iterator[VisionWeight]:
@@ -184,19 +159,19 @@ def _intern(config: Configuration, width: int) -> Iterator[VisionWeight]:
     yield from (VisionWeight(name=f"{layer}.lambda_{each}", shape=(hidden,), copies=depth) for each in (1, 2))
     for name in ("q_proj", "k_proj", "v_proj") if config.model_type == "internvl" else ("qkv",):
         rows = hidden if name != "qkv" else 3 * hidden
-        yield from _linear(f"{layer}.attention.{name}", rows, hidden, copies=depth, bias=biased)
+        yield from linear(f"{layer}.attention.{name}", rows, hidden, copies=depth, bias=biased)
     if vision.flag("use_qk_norm", vision.flag("qk_normalization", False)):
         for name in ("q_norm", "k_norm"):
-            yield from _norm(f"{layer}.attention.{name}", hidden, copies=depth, bias=False)
-    yield from _linear(f"{layer}.attention.projection_layer", hidden, hidden, copies=depth)
-    yield from _linear(f"{layer}.mlp.fc1", ffn, hidden, copies=depth)
-    yield from _linear(f"{layer}.mlp.fc2", hidden, ffn, copies=depth)
+            yield from norm(f"{layer}.attention.{name}", hidden, copies=depth, bias=False)
+    yield from linear(f"{layer}.attention.projection_layer", hidden, hidden, copies=depth)
+    yield from linear(f"{layer}.mlp.fc1", ffn, hidden, copies=depth)
+    yield from linear(f"{layer}.mlp.fc2", hidden, ffn, copies=depth)
     for name in ("layernorm_before", "layernorm_after"):
-        yield from _norm(f"{layer}.{name}", hidden, copies=depth, bias=norms)
+        yield from norm(f"{layer}.{name}", hidden, copies=depth, bias=norms)
     merged = hidden * int(1 / config.number("downsample_ratio", 0.5)) ** 2
-    yield from _norm("projector.layer_norm", merged)
-    yield from _linear("projector.linear_1", width, merged)
-    yield from _linear("projector.linear_2", width, width)
+    yield from norm("projector.layer_norm", merged)
+    yield from linear("projector.linear_1", width, merged)
+    yield from linear("projector.linear_2", width, width)
 
 
 def _siglip(config: Configuration, width: int) -> Iterator[VisionWeight]:
@@ -205,17 +180,17 @@ def _siglip(config: Configuration, width: int) -> Iterator[VisionWeight]:
     hidden, depth = vision.integer("hidden_size", 768), vision.integer("num_hidden_layers", 12)
     ffn, patch = vision.integer("intermediate_size", 3072), vision.integer("patch_size", 16)
     channels, positions = vision.integer("num_channels", 3), (vision.integer("image_size", 224) // patch) ** 2
-    yield from _linear("embeddings.patch_embedding", hidden, channels, window=(patch, patch))
+    yield from linear("embeddings.patch_embedding", hidden, channels, window=(patch, patch))
     yield VisionWeight(name="embeddings.position_embedding.weight", shape=(positions, hidden))
     for name in ("layer_norm1", "layer_norm2"):
-        yield from _norm(f"encoder.layers.*.{name}", hidden, copies=depth)
+        yield from norm(f"encoder.layers.*.{name}", hidden, copies=depth)
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-        yield from _linear(f"encoder.layers.*.self_attn.{name}", hidden, hidden, copies=depth)
-    yield from _linear("encoder.layers.*.mlp.fc1", ffn, hidden, copies=depth)
-    yield from _linear("encoder.layers.*.mlp.fc2", hidden, ffn, copies=depth)
-    yield from _norm("post_layernorm", hidden)
-    yield from _norm("multi_modal_projector.mm_soft_embed_norm", hidden, bias=False)
-    yield from _linear("multi_modal_projector.proj", width, hidden, bias=False, split=_COLUMN)
+        yield from linear(f"encoder.layers.*.self_attn.{name}", hidden, hidden, copies=depth)
+    yield from linear("encoder.layers.*.mlp.fc1", ffn, hidden, copies=depth)
+    yield from linear("encoder.layers.*.mlp.fc2", hidden, ffn, copies=depth)
+    yield from norm("post_layernorm", hidden)
+    yield from norm("multi_modal_projector.mm_soft_embed_norm", hidden, bias=False)
+    yield from linear("multi_modal_projector.proj", width, hidden, bias=False, split=COLUMN)
 
 
 def _pixtral(config: Configuration, width: int) -> Iterator[VisionWeight]:
@@ -223,23 +198,23 @@ def _pixtral(config: Configuration, width: int) -> Iterator[VisionWeight]:
     vision = config.nested("vision_config")
     hidden, depth = vision.integer("hidden_size", 1024), vision.integer("num_hidden_layers", 24)
     ffn, patch = vision.integer("intermediate_size", 4096), vision.integer("patch_size", 14)
-    yield from _linear("patch_conv", hidden, vision.integer("num_channels", 3), bias=False, window=(patch, patch))
-    yield from _norm("ln_pre", hidden, bias=False)
+    yield from linear("patch_conv", hidden, vision.integer("num_channels", 3), bias=False, window=(patch, patch))
+    yield from norm("ln_pre", hidden, bias=False)
     layer = "transformer.layers.*"
     for name in ("attention_norm", "ffn_norm"):
-        yield from _norm(f"{layer}.{name}", hidden, copies=depth, bias=False)
+        yield from norm(f"{layer}.{name}", hidden, copies=depth, bias=False)
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        yield from _linear(f"{layer}.attention.{name}", hidden, hidden, copies=depth, bias=False)
+        yield from linear(f"{layer}.attention.{name}", hidden, hidden, copies=depth, bias=False)
     for name in ("gate_proj", "up_proj"):
-        yield from _linear(f"{layer}.feed_forward.{name}", ffn, hidden, copies=depth, bias=False)
-    yield from _linear(f"{layer}.feed_forward.down_proj", hidden, ffn, copies=depth, bias=False)
+        yield from linear(f"{layer}.feed_forward.{name}", ffn, hidden, copies=depth, bias=False)
+    yield from linear(f"{layer}.feed_forward.down_proj", hidden, ffn, copies=depth, bias=False)
     biased, read = config.flag("multimodal_projector_bias", False), config.get("vision_feature_layer")
     layers = len(read) if isinstance(read, list) else 1
-    yield from _norm("multi_modal_projector.norm", hidden, bias=False)
+    yield from norm("multi_modal_projector.norm", hidden, bias=False)
     merged = hidden * config.integer("spatial_merge_size", 2) ** 2
-    yield from _linear("multi_modal_projector.patch_merger.merging_layer", hidden, merged, bias=False)
-    yield from _linear("multi_modal_projector.linear_1", width, hidden * layers, bias=biased)
-    yield from _linear("multi_modal_projector.linear_2", width, width, bias=biased)
+    yield from linear("multi_modal_projector.patch_merger.merging_layer", hidden, merged, bias=False)
+    yield from linear("multi_modal_projector.linear_1", width, hidden * layers, bias=biased)
+    yield from linear("multi_modal_projector.linear_2", width, width, bias=biased)
 
 
 def _side(vision: Configuration, key: str, default: int) -> int:
@@ -259,8 +234,8 @@ def _qwen2_5_omni(config: Configuration, width: int) -> Iterator[VisionWeight]:
     audio = config.nested("audio_config")
     hidden = audio.integer("d_model", 1280)
     convolutions = [
-        *_linear("conv1", hidden, audio.integer("num_mel_bins", 128), window=(3,)),
-        *_linear("conv2", hidden, hidden, window=(3,)),
+        *linear("conv1", hidden, audio.integer("num_mel_bins", 128), window=(3,)),
+        *linear("conv2", hidden, hidden, window=(3,)),
         VisionWeight(name="audio_bos_eos_token.weight", shape=(2, audio.integer("output_dim", 3584))),
     ]
     yield from _of_sound(audio, hidden, convolutions, unbiased=("k_proj",))
@@ -275,11 +250,11 @@ def _qwen3_omni(config: Configuration, width: int) -> Iterator[VisionWeight]:
     for _ in range(3):  # each convolution halves the bins
         bins = (bins + 1) // 2
     convolutions = [
-        *_linear("conv2d1", channels, 1, window=(3, 3)),
-        *_linear("conv2d2", channels, channels, window=(3, 3)),
-        *_linear("conv2d3", channels, channels, window=(3, 3)),
-        *_linear("conv_out", hidden, channels * bins, bias=False),
-        *_linear("proj1", hidden, hidden),
+        *linear("conv2d1", channels, 1, window=(3, 3)),
+        *linear("conv2d2", channels, channels, window=(3, 3)),
+        *linear("conv2d3", channels, channels, window=(3, 3)),
+        *linear("conv_out", hidden, channels * bins, bias=False),
+        *linear("proj1", hidden, hidden),
     ]
     yield from _of_sound(audio, hidden, convolutions, projection="proj2")
 
@@ -296,13 +271,13 @@ def _of_sound(
     depth, ffn = audio.integer("encoder_layers", 32), audio.integer("encoder_ffn_dim", 5120)
     found = [*first]
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-        found += _linear(f"layers.*.self_attn.{name}", hidden, hidden, copies=depth, bias=name not in unbiased)
-    found += _linear("layers.*.fc1", ffn, hidden, copies=depth)
-    found += _linear("layers.*.fc2", hidden, ffn, copies=depth)
+        found += linear(f"layers.*.self_attn.{name}", hidden, hidden, copies=depth, bias=name not in unbiased)
+    found += linear("layers.*.fc1", ffn, hidden, copies=depth)
+    found += linear("layers.*.fc2", hidden, ffn, copies=depth)
     for name in ("self_attn_layer_norm", "final_layer_norm"):
-        found += _norm(f"layers.*.{name}", hidden, copies=depth)
-    found += _norm("ln_post", hidden)
-    found += _linear(projection, audio.integer("output_dim", 3584), hidden)
+        found += norm(f"layers.*.{name}", hidden, copies=depth)
+    found += norm("ln_post", hidden)
+    found += linear(projection, audio.integer("output_dim", 3584), hidden)
     yield from (replace(each, name=f"audio_tower.{each.name}", part="sound") for each in found)
 
 
@@ -321,6 +296,7 @@ _FAMILIES: Final[dict[str, tuple[_Reader, tuple[str, ...]]]] = {
     "internvl": (_intern, ("projector.",)),
     "internvl_chat": (_intern, ("projector.",)),
     "qwen2_5_omni": (_qwen2_5_omni, ("merger.", "audio_tower.proj.")),
+    **dict.fromkeys(NEMOTRON, (nemotron, ("vision_projection.", "sound_projection."))),
     "qwen3_omni_moe": (_qwen3_omni, ("merger.", "merger_list.", "audio_tower.proj1.", "audio_tower.proj2.")),
 }
 """By the model_type of the configuration, with the beginnings of the names of weights of the projection."""

@@ -14,6 +14,7 @@ from typing import Final
 from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.vision import vision_weights
+from analyzer.specs.vision_part import NEMOTRON
 
 _LANGUAGE: Final = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2"}
 """The family of the language model where its fields are those of the configuration itself, as in files before transformers 4.52."""
@@ -29,7 +30,7 @@ def vision_language_model(config: Configuration, megatron_model: Callable[[Confi
         config = Configuration({**thinker, "model_type": config.model_type}, config.name)
     language = megatron_model(_language(config))
     width = next(int(option[1]) for option in language.options if option[0] == "--hidden-size")
-    of_images = config.model_type not in ("internvl", "internvl_chat")
+    of_images = config.model_type not in ("internvl", "internvl_chat", *NEMOTRON)
     options = (*language.options, *([_UNFUSED] if of_images else []))
     parts = replace(language.parts, vision=vision_weights(config, width=width))
     return replace(language, options=options, parts=parts)
