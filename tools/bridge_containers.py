@@ -32,6 +32,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from analyzer.launch.model_config.published import read_configuration  # noqa: E402
+from analyzer.specs.vision_part import NEMOTRON  # noqa: E402
 
 _REPLACED: Final = (
     "triton", "transformer_engine", "modelopt", "nvidia_resiliency_ext", "wandb", "mlflow", "comet_ml", "fla", "timm", "open_clip",
@@ -45,6 +46,8 @@ _PACKAGES: Final = ("megatron.bridge.recipes", "megatron.bridge.perf_recipes")
 _BLACKWELL: Final = ("_gb200", "_b200", "_gb300", "_b300", "_vr200", "_r100")
 _OF_A_KIND: Final = {"kimi_k2": ("deepseek_v3", "DeepseekV3ForCausalLM")}
 """Kinds of models that transformers reads with the code of another one."""
+_OWN_CODE: Final = {kind: kind for kind in NEMOTRON} | {"kimi_k25": "KimiK25ForConditionalGeneration"}
+"""Architectures of the kinds whose code is not in transformers."""
 
 
 class _Empty(abc.ABCMeta):
@@ -103,6 +106,20 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None: ...
 
 
+def _of_own_code(transformers: Any, kind: str, fields: dict[str, Any]) -> Any:
+    """The configuration of a model with parts for images, as `AutoBridge` reads it."""
+    part = "llm_config" if kind in NEMOTRON else "text_config"
+    text = dict(fields.pop(part))
+    inner = _OF_A_KIND.get(str(text.pop("model_type")))
+    found = transformers.PretrainedConfig(**fields)
+    setattr(found, part, transformers.AutoConfig.for_model(inner[0], **text) if inner else transformers.PretrainedConfig(**text))
+    found.vision_config = types.SimpleNamespace(**fields.get("vision_config", {}))
+    if fields.get("sound_config"):
+        found.sound_config = transformers.PretrainedConfig(**fields["sound_config"])
+    found.sound_context_token_id = 1
+    return found
+
+
 def _prepare() -> None:
     """Replaces libraries, configurations from the network, and what needs a GPU."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -117,17 +134,9 @@ def _prepare() -> None:
     def from_pretrained(_: Any, name: str, *__: Any, **___: Any) -> Any:
         fields: dict[str, Any] = dict(read_configuration(str(name), folder=Path("/nowhere")).values)
         kind = str(fields.pop("model_type"))
-        kind, named = _OF_A_KIND.get(kind, (kind, architectures.get(kind) or of_text.get(kind) or kind))
-        if named == kind:  # its code is not in transformers
-            text = fields.pop("llm_config")
-            found = transformers.PretrainedConfig(**fields)
-            found.llm_config = transformers.PretrainedConfig(**text)
-            found.vision_config = types.SimpleNamespace(**fields["vision_config"])
-            if fields.get("sound_config"):
-                found.sound_config = transformers.PretrainedConfig(**fields["sound_config"])
-            found.sound_context_token_id = 1
-        else:
-            found = transformers.AutoConfig.for_model(kind, **fields)
+        kind, named = _OF_A_KIND.get(kind, (kind, architectures.get(kind) or of_text.get(kind)))
+        found = _of_own_code(transformers, kind, fields) if kind in _OWN_CODE else transformers.AutoConfig.for_model(kind, **fields)
+        named = _OWN_CODE.get(kind, named)
         found.architectures, found.dtype, found._name_or_path = [named], torch.bfloat16, str(name)
         if kind == "glm_moe_dsa":
             found.indexer_rope_interleave = True

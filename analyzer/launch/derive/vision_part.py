@@ -54,6 +54,7 @@ _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
         "qwen3_5": _Held(split=True),
         "qwen3_5_moe": _Held(split=True),
         "gemma3": _Held(split_projection=True),
+        "kimi_k25": _Held(),
         "mistral3": _Held(encoder=("patch_conv.", "ln_pre.", "transformer.")),
         "glm4v_moe": _Held(encoder=("patch_embed.", "blocks.")),
         "qwen2_5_omni": _BRIDGE_OMNI,

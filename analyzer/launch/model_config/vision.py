@@ -2,7 +2,8 @@
 
 Source: the modules in src/transformers/models/{qwen2_vl,qwen2_5_vl,qwen3_vl,glm4v_moe,internvl,qwen2_5_omni,qwen3_omni_moe,
 siglip,pixtral,mistral3} of transformers 5.24.0, with the defaults of their configuration classes. `InternVisionModel` of InternVL's
-own code has the weights of InternVLVisionModel, with those of queries, keys and values in one matrix.
+own code has the weights of InternVLVisionModel, with those of queries, keys and values in one matrix. Kimi K2.5: the code of its
+repository, of which NVIDIA-NeMo/Automodel has a copy (nemo_automodel/components/models/kimi_k25_vl/model.py).
 """
 
 from __future__ import annotations
@@ -217,6 +218,27 @@ def _pixtral(config: Configuration, width: int) -> Iterator[VisionWeight]:
     yield from linear("multi_modal_projector.linear_2", width, width, bias=biased)
 
 
+def _moon(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """Kimi K2.5: MoonViT with learned positions, and a projection of two layers on neighboring tokens (modeling_kimi_k25.py)."""
+    vision = config.nested("vision_config")
+    hidden, depth = vision.integer("vt_hidden_size", 1152), vision.integer("vt_num_hidden_layers", 27)
+    ffn, patch = vision.integer("vt_intermediate_size", 4304), vision.integer("patch_size", 14)
+    rows, columns = vision.integer("init_pos_emb_height", 64), vision.integer("init_pos_emb_width", 64)
+    yield from linear("patch_embed.proj", hidden, 3, window=(patch, patch))
+    yield VisionWeight(name="patch_embed.pos_emb.weight", shape=(rows, columns, hidden))
+    for name in ("norm0", "norm1"):
+        yield from norm(f"encoder.blocks.*.{name}", hidden, copies=depth)
+    yield from linear("encoder.blocks.*.wqkv", 3 * hidden, hidden, copies=depth)
+    yield from linear("encoder.blocks.*.wo", hidden, hidden, copies=depth)
+    yield from linear("encoder.blocks.*.mlp.fc0", ffn, hidden, copies=depth)
+    yield from linear("encoder.blocks.*.mlp.fc1", hidden, ffn, copies=depth)
+    yield from norm("encoder.final_layernorm", hidden)
+    merged = hidden * 4
+    yield from norm("mm_projector.pre_norm", hidden)
+    yield from linear("mm_projector.proj.0", merged, merged)
+    yield from linear("mm_projector.proj.2", width, merged)
+
+
 def _side(vision: Configuration, key: str, default: int) -> int:
     """The height and width of an image or a patch. Raises UnsupportedError if they differ."""
     value = vision.get(key)
@@ -293,6 +315,7 @@ _FAMILIES: Final[dict[str, tuple[_Reader, tuple[str, ...]]]] = {
     "glm4v_moe": (_glm, ("merger.",)),
     "gemma3": (_siglip, ("multi_modal_projector.",)),
     "mistral3": (_pixtral, ("multi_modal_projector.",)),
+    "kimi_k25": (_moon, ("mm_projector.",)),
     "internvl": (_intern, ("projector.",)),
     "internvl_chat": (_intern, ("projector.",)),
     "qwen2_5_omni": (_qwen2_5_omni, ("merger.", "audio_tower.proj.")),
