@@ -36,6 +36,8 @@ class LayerKind(NamedTuple):
     """Excluded from FP8 (`--first-last-layers-bf16`)."""
     other_kernel: bool = False
     """Attention has a sliding window and needs a different kernel."""
+    global_heads: bool = False
+    """Attention has the heads of layers without a window (`ModelSpec.global_heads`)."""
     block: BlockSpec = _COMPLETE
     """The branches of the layer, for models with per-layer configuration."""
     projects_in_userbuffers: bool = False
@@ -78,6 +80,8 @@ def _shapes_of_kind(inputs: LayerInputs, kind: LayerKind) -> Shapes:
         shapes = shapes.in_16_bit
     if kind.other_kernel:
         shapes = shapes.windowed
+    if kind.global_heads:
+        shapes = shapes.of_global_heads
     if kind.block.ffn_hidden_size is not None:
         shapes = shapes.of_width(kind.block.ffn_hidden_size)
     return shapes

@@ -99,6 +99,14 @@ class Shapes:
         model = replace(self.model, attention_backend=backend, windowed=(True,) * len(self.model.windowed))
         return type(self)(replace(self.inputs, model=model))
 
+    @property
+    def of_global_heads(self) -> Self:
+        """The same shapes with the heads of layers without a window."""
+        heads = self.model.global_heads
+        assert heads is not None, "layers without a window have other heads"
+        model = replace(self.model, kv_channels=heads.head_dim, num_query_groups=heads.groups)
+        return type(self)(replace(self.inputs, model=model))
+
     def of_width(self, ffn_hidden_size: int) -> Self:
         """The same shapes with another FFN width."""
         return type(self)(replace(self.inputs, model=replace(self.model, ffn_hidden_size=ffn_hidden_size)))

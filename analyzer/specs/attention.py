@@ -195,6 +195,15 @@ class HyperConnectionSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GlobalHeads:
+    """Heads of the layers without a window, if they differ from those with one: in Gemma 4."""
+
+    head_dim: int
+    groups: int
+    """Heads of keys and values."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompressedModel:
     """What the options of a release of Megatron-LM do not say of DeepSeek-V4."""
 

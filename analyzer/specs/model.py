@@ -10,6 +10,7 @@ from analyzer.specs.attention import (
     AbsorbedSpec,
     AttentionKind,
     CompressedAttentionSpec,
+    GlobalHeads,
     HyperConnectionSpec,
     LinearAttentionSpec,
     MlaSpec,
@@ -222,6 +223,8 @@ class ModelSpec:
 
     Empty without `--window-size`.
     """
+    global_heads: GlobalHeads | None = None
+    """Set if layers without a window have other heads."""
     window_backend: AttentionBackend | None = None
     """Attention backend of layers with a window, if it differs from attention_backend."""
     activation_clamped: bool = False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
 
-from analyzer.specs.attention import CompressedModel, PluginLayers
+from analyzer.specs.attention import CompressedModel, GlobalHeads, PluginLayers
 
 VisionHolder = Literal["ms-swift", "Megatron-Bridge", "mbridge", "ROLL"]
 """The library that builds the vision part beside the language model."""
@@ -17,7 +17,7 @@ NEMOTRON: Final = ("NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3", "
 """The model_type of models with RADIO and a hybrid language model; the last two can have a part for sound."""
 VISION_TYPES: Final = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
-    *("glm4v", "glm4v_moe", "internvl", "internvl_chat", "qwen2_5_omni", "qwen3_omni_moe"),
+    *("glm4v", "glm4v_moe", "internvl", "internvl_chat", "qwen2_5_omni", "qwen3_omni_moe", "gemma4"),
     *NEMOTRON,
 )
 """The model_type of the configurations whose parts for images and sound are read."""
@@ -89,7 +89,7 @@ class VisionWeights:
         return f"{weight.part}_{'projection' if weight.name.startswith(self.projection) else 'model'}"
 
 
-Variant = Literal["GLM-4", "Gemma", "Gemma 2", "Gemma 3", "Gemma 3 with images"]
+Variant = Literal["GLM-4", "Gemma", "Gemma 2", "Gemma 3", "Gemma 3 with images", "Gemma 4"]
 """Models with modules that Megatron-LM does not have, and libraries add to it."""
 
 
@@ -103,6 +103,8 @@ class ModelParts:
     """The model whose modules it has; None for a model of Megatron-LM."""
     plugin: PluginLayers | None = None
     """The weights of a plugin in its attention, if they are known."""
+    global_heads: GlobalHeads | None = None
+    """The heads of layers without a window, if they differ from those with one."""
     compressed: CompressedModel | None = None
     """Attention and residual stream of DeepSeek-V4; None for other models."""
     builder: str = ""
@@ -114,6 +116,7 @@ class ModelParts:
             vision=self.vision or other.vision,
             variant=self.variant or other.variant,
             plugin=self.plugin or other.plugin,
+            global_heads=self.global_heads or other.global_heads,
             compressed=self.compressed or other.compressed,
             builder=self.builder or other.builder,
         )

@@ -58,11 +58,20 @@ OWN = {
         "  vision_config: {hidden_size: 1152, intermediate_size: 4304, num_hidden_layers: 27, num_attention_heads: 16, "
         "image_size: 896, patch_size: 14, vision_use_head: false}",
     ),
+    "gemma4_text": (
+        "gemma4_provider.Gemma4ModelProvider",
+        "  qk_layernorm: true\n  window_size: 1024\n  interleaved_attn_pattern: [5, 1]\n  rotary_base: [10000, 1000000]\n"
+        "  softmax_scale: 1.0\n  global_head_dim: 512\n  num_global_key_value_heads: 2\n  global_rotary_percent: 0.25\n"
+        "  attention_k_eq_v: true\n  final_logit_softcapping: 30.0\n  num_moe_experts: 128\n  moe_router_topk: 8\n"
+        "  moe_ffn_hidden_size: 704\n  moe_shared_expert_intermediate_size: 2112\n  moe_router_pre_softmax: true\n"
+        "  moe_router_dtype: fp32\n  moe_grouped_gemm: true\n  moe_token_dispatcher_type: alltoall\n  moe_layer_freq: 1",
+    ),
 }
 """By model_type: the class of the provider, and the fields that others do not have."""
 
 
 def gemma_container(config: Mapping[str, Any]) -> str:
     """The YAML of a container for the fields of a config.json."""
-    name, own = OWN[config["model_type"]]
-    return CONTAINER.format(name=name, own=own, **config)
+    fields = config.get("text_config", config)
+    name, own = OWN[fields["model_type"]]
+    return CONTAINER.format(name=name, own=own, **fields)

@@ -312,7 +312,7 @@ def test_unknown_fields_get_no_verdict(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "kind", "fault"),
     [
-        ("model._target_=x.Gemma4VLModelProvider", UnsupportedError, "builds a model of another kind"),
+        ("model._target_=x.Gemma4DenseProvider", UnsupportedError, "builds a model of another kind"),
         ("mixed_precision=own", InputError, "'own' is not known"),
         ("model.activation_func=tanh", UnsupportedError, "tanh with a gate is no option of Megatron-LM"),
         ("train=null", InputError, "has no model or no train"),

@@ -135,6 +135,7 @@ def test_gemma_3_in_nemo_rl(tmp_path: Path) -> None:
     [
         ("google/gemma-3-1b-it", "analyze a launch of Megatron-Bridge or NeMo-RL, which add them"),
         ("google/gemma-2-9b-it", "analyze a launch of Megatron-Bridge, which adds them"),
+        ("google/gemma-4-26B-A4B-it", "analyze a launch of Megatron-Bridge or NeMo-RL, which add them"),
     ],
 )
 def test_launches_of_megatron_itself_are_refused(name: str, remedy: str, tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_launches_of_megatron_itself_are_refused(name: str, remedy: str, tmp_pat
         job(tmp_path, "--nproc-per-node", "8", "--info-model", name)
 
 
-@pytest.mark.parametrize("name", ["Gemma4ModelProvider", "Gemma4DenseProvider", "Gemma4VLModelProvider", "Exaone4ModelProvider"])
+@pytest.mark.parametrize("name", ["Gemma4DenseProvider", "Gemma3nModelProvider", "Exaone4ModelProvider"])
 def test_providers_with_other_layers_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=f"{name} builds a model of another kind"):
         job(folder_of("google/gemma-3-1b-pt", tmp_path), "config.yaml", f"model._target_=x.{name}", *WORLD)

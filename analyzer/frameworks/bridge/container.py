@@ -34,7 +34,9 @@ from analyzer.specs.release import release_number
 from analyzer.specs.vision_part import ModelParts
 from analyzer.units import natural, round_up
 
-_OTHER: Final = re.compile(r"VL|Vl|Omni|Audio|ASR|T5|Llava|MIMO|Mimo|Diffusion|DiT|Flux|Wan|Distillation|Gemma3n|Gemma4|Exaone")
+_OTHER: Final = re.compile(
+    r"VL|Vl|Omni|Audio|ASR|T5|Llava|MIMO|Mimo|Diffusion|DiT|Flux|Wan|Distillation|Gemma3n|Gemma4Dense|Exaone"
+)
 """Parts of the names of providers of models that are no GPT, or have layers that are not modelled."""
 _OTHER_KEYS: Final = ("vision_config", "vision_transformer_config", "encoder_num_layers", "teacher")
 _ACTIVATIONS: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {

@@ -1,7 +1,7 @@
 """The fields of the providers of Gemma in a ConfigContainer of Megatron-Bridge as those of other providers.
 
-Sources: models/gemma/gemma_provider.py, gemma2_provider.py and gemma3_provider.py, and
-models/gemma_vl/gemma3_vl_provider.py of Megatron-Bridge, August 2026.
+Sources: models/gemma/gemma_provider.py, gemma2_provider.py, gemma3_provider.py and gemma4_provider.py, and
+models/gemma_vl/gemma3_vl_provider.py and gemma4_vl_provider.py of Megatron-Bridge, August 2026.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from analyzer.errors import InputError
 from analyzer.frameworks.containers import TARGET, Tree
 from analyzer.launch.derive.model.variants import BRIDGE
+from analyzer.specs.attention import GlobalHeads
 from analyzer.specs.vision_part import ModelParts, Variant
 from analyzer.units import natural
 
@@ -20,9 +21,14 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "Gemma2ModelProvider": "Gemma 2",
     "Gemma3ModelProvider": "Gemma 3",
     "Gemma3VLModelProvider": "Gemma 3 with images",
+    "Gemma4ModelProvider": "Gemma 4",
+    "Gemma4VLModelProvider": "Gemma 4",
 }
 """By the class of the provider."""
-_READ: Final = ("interleaved_attn_pattern", "attn_logit_softcapping", "final_logit_softcapping")
+_READ: Final = (
+    "interleaved_attn_pattern", "attn_logit_softcapping", "final_logit_softcapping", "global_head_dim", "attention_k_eq_v",
+    "num_global_key_value_heads", "global_rotary_percent",
+)  # fmt: skip
 """Fields that are read here, or that the variant counts."""
 
 
@@ -45,7 +51,7 @@ def read_gemma(model: Tree) -> Gemma:
     if variant == "Gemma 2":
         # every second layer, from the first one on (`Gemma2DotProductAttention`)
         fields |= {"window_attn_skip_freq": 2}
-    if variant == "Gemma 3":
+    if variant in {"Gemma 3", "Gemma 4"}:
         size = natural(str(model.get("window_size")))
         if not size:
             fault = f"{model.get('window_size')!r} is not the number of tokens of a window"
@@ -54,7 +60,14 @@ def read_gemma(model: Tree) -> Gemma:
     if variant == "Gemma 3 with images":
         # the biases have the windows, and the kernel reads all pairs (`Gemma3TEDotProductAttention`)
         fields.pop("window_size", None)
-    return Gemma(ModelParts(variant=variant, builder=BRIDGE), fields)
+    return Gemma(ModelParts(variant=variant, builder=BRIDGE, global_heads=_global_heads(model)), fields)
+
+
+def _global_heads(model: Tree) -> GlobalHeads | None:
+    """The heads of layers without a window (`Gemma4SelfAttention`). Their projection has rows of values also if it ties these."""
+    width = natural(str(model.get("global_head_dim")))
+    groups = natural(str(model.get("num_global_key_value_heads"))) or natural(str(model.get("num_query_groups")))
+    return None if width is None or groups is None else GlobalHeads(head_dim=width, groups=groups)
 
 
 def check_packing(parts: ModelParts, *, packed: bool) -> None:

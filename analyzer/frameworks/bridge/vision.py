@@ -29,6 +29,7 @@ PROVIDERS: Final[Mapping[str, str]] = {
     "GLM45VModelProvider": "glm4v_moe",
     "Gemma3VLModelProvider": "gemma3",
     "Ministral3ModelProvider": "mistral3",
+    "Gemma4VLModelProvider": "gemma4",
     "KimiK25VLModelProvider": "kimi_k25",
     "NemotronVLModelProvider": "NemotronH_Nano_VL_V2",
     "NemotronOmniModelProvider": "NemotronH_Nano_Omni_Reasoning_V3",
@@ -43,7 +44,8 @@ _READ: Final = frozenset({
     "spatial_merge_size", "num_position_embeddings", "out_hidden_size", "deepstack_visual_indexes", "pretrained_model_name",
     "head_dim", "mlp_only_layers", "decoder_sparse_step", "add_encoder", "add_decoder", "hetereogenous_dist_checkpoint",
     "vision_cuda_graph_scope", "max_vision_cuda_graph_seq_length", "modality_keys", "vision_projector_config",
-    "mm_tokens_per_image", "hf_model_path", "media_placeholder_token_id", "pad_token_id", "ignore_index",
+    "text_config", "audio_config", "vision_soft_tokens_per_image", "audio_token_id", "mm_tokens_per_image", "hf_model_path",
+    "media_placeholder_token_id", "pad_token_id", "ignore_index",
     "is_vision_language", "hf_config", *(f"freeze_{part}" for part in FROZEN_PARTS),
 })  # fmt: skip
 """Fields of the vision part and of its tokens, which are read here or have no effect on the memory of the language model."""
@@ -86,7 +88,7 @@ def read_vision(model: Tree) -> Vision:
     values = {**_of_projector(whole), "model_type": kind, "vision_config": vision}
     weights = vision_weights(Configuration(values, name), width=width)
     training = bridge_vision({key: value for key, value in model.items() if key.startswith("freeze_")}, "model.")
-    if kind in ("gemma3", "mistral3", "kimi_k25"):
+    if kind in ("gemma3", "gemma4", "mistral3", "kimi_k25"):
         return Vision(weights, training, {key: value for key, value in model.items() if key not in _READ})
     # three positions of a token, which fused kernels do not rotate by; they save no tensor more than one
     language = {key: value for key, value in model.items() if key not in _READ and (key, value) != _NO_GRAPHS}

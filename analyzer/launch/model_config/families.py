@@ -37,6 +37,7 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "gemma": dense.gemma,
     "gemma2": gemma.gemma2,
     "gemma3_text": gemma.gemma3,
+    "gemma4_text": gemma.gemma4,
     "phi3": dense.phi3,
     "starcoder2": dense.starcoder2,
     "nemotron": dense.nemotron,

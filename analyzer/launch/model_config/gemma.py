@@ -1,8 +1,8 @@
-"""Gemma 2 and 3 (text): from a Hugging Face configuration to options of Megatron-LM.
+"""Gemma 2, 3 (text) and 4 (with experts): from a Hugging Face configuration to options of Megatron-LM.
 
 Their norms after attention and FFN, the scaling of the embedding, and the rotary positions of layers with a window are what
-Megatron-Bridge adds to Megatron-LM (`ModelParts.variant`). Source of the fields and modules: src/transformers/models/gemma2 and
-gemma3 of transformers 5.24.0.
+Megatron-Bridge adds to Megatron-LM (`ModelParts.variant`). Source of the fields and modules: src/transformers/models/gemma2,
+gemma3 and gemma4 of transformers 5.24.0.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from analyzer.launch.model_config.common import (
 )
 from analyzer.launch.model_config.configuration import GELU, Configuration
 from analyzer.launch.model_config.dense import with_head_size
+from analyzer.launch.model_config.experts import Experts
+from analyzer.specs.attention import GlobalHeads
 from analyzer.specs.vision_part import ModelParts, Variant
 
 
@@ -42,6 +44,34 @@ def gemma3(config: Configuration) -> MegatronModel:
     )
 
 
+def gemma4(config: Configuration) -> MegatronModel:
+    """Gemma 4 with experts: layers without a window have heads of their own, and the dense FFN of a layer is a shared expert."""
+    if not config.flag("enable_moe_block", False):
+        raise config.not_expressible("embeddings in each layer, and keys and values of other layers")
+    experts = Experts(
+        count=config.integer("num_experts"),
+        topk=config.integer("top_k_experts"),
+        ffn=config.integer("moe_intermediate_size"),
+        layers=(True,) * config.integer("num_hidden_layers"),
+        shared=config.integer("intermediate_size"),
+    )
+    values = {"rope_theta": 10000, "sliding_window": 512, **config.values, "rope_parameters": {}}
+    if Configuration(values, config.name).integer("sliding_window") >= config.integer("max_position_embeddings", 131072):
+        raise config.not_expressible("a window as long as its longest sequence")
+    windowed = (*_windowed(config, every=6)[:-1], False)  # the last layer has no window
+    model = _gemma(
+        Configuration(values, config.name),
+        "Gemma 4",
+        windowed,
+        normed=[QK_NORMS, *experts.options(), ("--moe-router-pre-softmax",), ("--moe-router-dtype", "fp32")],
+        heads=config.integer("num_key_value_heads", 4),
+        centered=False,
+    )
+    groups = config.integer("num_global_key_value_heads", config.integer("num_key_value_heads", 4))
+    heads = GlobalHeads(head_dim=config.integer("global_head_dim", 512), groups=groups)
+    return replace(model, parts=replace(model.parts, global_heads=heads))
+
+
 def _windowed(config: Configuration, *, every: int) -> tuple[bool, ...]:
     """The layers with a window: those that layer_types names, or all but each one whose number is a multiple of `every`."""
     count = config.integer("num_hidden_layers")
@@ -52,7 +82,13 @@ def _windowed(config: Configuration, *, every: int) -> tuple[bool, ...]:
 
 
 def _gemma(
-    config: Configuration, variant: Variant, windowed: tuple[bool, ...], *, normed: Iterable[Option], heads: int
+    config: Configuration,
+    variant: Variant,
+    windowed: tuple[bool, ...],
+    *,
+    normed: Iterable[Option],
+    heads: int,
+    centered: bool = True,
 ) -> MegatronModel:
     activation = config.activation("hidden_activation", default="gelu_pytorch_tanh")
     gate = "GELU" if activation in GELU else activation
@@ -62,7 +98,7 @@ def _gemma(
         with_head_size(Configuration(values, config.name), 256),
         window(config, windowed, size=config.optional("sliding_window") or 4096),
         activation=([("--quick-geglu",)], (note,)),
-        normed=[*normed, *rms_norm(config), ("--apply-layernorm-1p",)],
+        normed=[*normed, *rms_norm(config), *([("--apply-layernorm-1p",)] if centered else [])],
         linear=NO_BIASES,
         tied=True,
     )

@@ -218,6 +218,30 @@ def _pixtral(config: Configuration, width: int) -> Iterator[VisionWeight]:
     yield from linear("multi_modal_projector.linear_2", width, width, bias=biased)
 
 
+def _gemma4(config: Configuration, width: int) -> Iterator[VisionWeight]:
+    """Gemma 4: an encoder with norms of queries and keys and a gated FFN, and a projection without biases."""
+    vision = config.nested("vision_config")
+    hidden, depth = vision.integer("hidden_size", 768), vision.integer("num_hidden_layers", 16)
+    ffn, patch = vision.integer("intermediate_size", 3072), vision.integer("patch_size", 16)
+    heads, head = vision.integer("num_attention_heads", 12), vision.integer("head_dim", 64)
+    groups = vision.integer("num_key_value_heads", 12)
+    positions = vision.integer("position_embedding_size", 10240)
+    yield VisionWeight(name="patch_embedder.position_embedding_table", shape=(2, positions, hidden))
+    yield from linear("patch_embedder.input_proj", hidden, 3 * patch**2, bias=False)
+    layer = "encoder.layers.*"
+    for name, count in (("q_proj", heads), ("k_proj", groups), ("v_proj", groups)):
+        yield from linear(f"{layer}.self_attn.{name}.linear", head * count, hidden, copies=depth, bias=False)
+    yield from linear(f"{layer}.self_attn.o_proj.linear", hidden, head * heads, copies=depth, bias=False)
+    for name in ("q_norm", "k_norm"):
+        yield from norm(f"{layer}.self_attn.{name}", head, copies=depth, bias=False)
+    for name in ("gate_proj", "up_proj"):
+        yield from linear(f"{layer}.mlp.{name}.linear", ffn, hidden, copies=depth, bias=False)
+    yield from linear(f"{layer}.mlp.down_proj.linear", hidden, ffn, copies=depth, bias=False)
+    for name in ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"):
+        yield from norm(f"{layer}.{name}", hidden, copies=depth, bias=False)
+    yield from linear("embed_vision.embedding_projection", width, hidden, bias=False)
+
+
 def _moon(config: Configuration, width: int) -> Iterator[VisionWeight]:
     """Kimi K2.5: MoonViT with learned positions, and a projection of two layers on neighboring tokens (modeling_kimi_k25.py)."""
     vision = config.nested("vision_config")
@@ -315,6 +339,7 @@ _FAMILIES: Final[dict[str, tuple[_Reader, tuple[str, ...]]]] = {
     "glm4v_moe": (_glm, ("merger.",)),
     "gemma3": (_siglip, ("multi_modal_projector.",)),
     "mistral3": (_pixtral, ("multi_modal_projector.",)),
+    "gemma4": (_gemma4, ("embed_vision.",)),
     "kimi_k25": (_moon, ("mm_projector.",)),
     "internvl": (_intern, ("projector.",)),
     "internvl_chat": (_intern, ("projector.",)),

@@ -30,7 +30,7 @@ def vision_language_model(config: Configuration, megatron_model: Callable[[Confi
         config = Configuration({**thinker, "model_type": config.model_type}, config.name)
     language = megatron_model(_language(config))
     width = next(int(option[1]) for option in language.options if option[0] == "--hidden-size")
-    of_images = config.model_type not in ("internvl", "internvl_chat", *NEMOTRON)
+    of_images = config.model_type not in ("internvl", "internvl_chat", "gemma4", *NEMOTRON)
     options = (*language.options, *([_UNFUSED] if of_images else []))
     parts = replace(language.parts, vision=vision_weights(config, width=width))
     return replace(language, options=options, parts=parts)

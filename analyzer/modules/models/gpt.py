@@ -89,6 +89,7 @@ def layer_kinds(model: ModelSpec, fp8: Fp8Spec | None) -> LayerRuns:
             moe=moe is not None and moe.layers[layer],
             in_16_bit=not first <= layer < last,
             other_kernel=bool(windowed) and windowed[layer],
+            global_heads=model.global_heads is not None and not model.windowed[layer],
             block=model.blocks[layer] if model.blocks else BlockSpec(),
             attention=_other_attention(model, layer),
         )

@@ -192,7 +192,8 @@ def of_type(kind: str) -> dict[str, object]:
     """The fields of a published model of this type."""
     models = json.loads(CATALOGUE.read_text(encoding="utf-8"))["models"]
     like = "qwen3_next" if kind.startswith("qwen3_5") else LIKE.get(kind, kind)
-    return next({**model["config"], "model_type": kind} for model in models.values() if model["config"]["model_type"] == like)
+    configurations = [each for model in models.values() for each in (model["config"], model["config"].get("text_config", {}))]
+    return next({**each, "model_type": kind} for each in configurations if each.get("model_type") == like)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_faults(reference: str, content: str | None, part: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("google/gemma-4-31B", "norms after attention and FFN"),
+        ("google/gemma-4-31B", "embeddings in each layer"),
         ("gemma-3-27b-it", "attention without a causal mask for its images"),
         ("moonshotai/Kimi-Linear-48B-A3B-Base", "Kimi delta attention"),
         ("MiniMaxAI/MiniMax-Text-01", "lightning attention"),

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from analyzer.errors import UnsupportedError
 from analyzer.launch.info_options import MODEL
+from analyzer.specs.attention import PluginLayers
 from analyzer.specs.vision_part import Variant
 
 if TYPE_CHECKING:
     from analyzer.launch.derive.launch_input import LaunchInput
-    from analyzer.specs import TrainingJob
+    from analyzer.specs import ModelSpec, TrainingJob
 
 BRIDGE: Final = "Megatron-Bridge"
 NEMO_RL: Final = "NeMo-RL"
@@ -54,6 +55,15 @@ _VARIANTS: Final[Mapping[Variant, _Facts]] = {
         fields=_GEMMA_3,
         described=_OF_GEMMA_3,
     ),
+    "Gemma 4": _Facts(
+        builders=(BRIDGE, NEMO_RL),
+        fields=_GEMMA_3,
+        described=f"{_OF_GEMMA_3}, other heads of the others, norms around experts and scales of the router",
+        not_counted=(
+            "the memory and the time of Gemma 4 are counted without the norms around its experts, the scales of its router, the "
+            "norms of values and the soft cap of the logits"
+        ),
+    ),
     "Gemma 3 with images": _Facts(
         builders=(BRIDGE,),
         fields=_GEMMA_3,
@@ -77,7 +87,28 @@ def with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     reason = next(_not_modelled(job), "") if facts.fields.get("branch_norms") else ""
     withheld = (*job.withheld, *([f"{_NORMS} are not modelled {reason}"] if reason else []))
     withheld += (facts.not_counted,) if facts.not_counted else ()
-    return replace(job, model=replace(job.model, **facts.fields), withheld=withheld)
+    model = replace(job.model, **facts.fields, global_heads=parts.global_heads)
+    if parts.variant == "Gemma 4":
+        model = replace(model, plugin=_around_experts(model))
+    return replace(job, model=model, withheld=withheld)
+
+
+def _around_experts(model: ModelSpec) -> PluginLayers:
+    """The weights of `Gemma4TransformerLayer`, `Gemma4MoELayer` and `Gemma4TopKRouter` that MoE layers of Megatron-LM lack."""
+    width, experts = (model.hidden_size,), 0 if model.moe is None else model.moe.num_experts
+    norms = ("pre_shared_expert_layernorm", "post_ffn_layernorm", "mlp.post_moe_layernorm", "mlp.post_shared_expert_layernorm")
+    return PluginLayers(
+        plugin="Megatron-Bridge",
+        described="norms around experts",
+        layers=(True,) * model.num_layers,
+        weights=(
+            *((f"{name}.weight", width) for name in norms),
+            ("mlp.router.scale", width),
+            ("mlp.router.per_expert_scale", (experts,)),
+        ),
+        replaces=False,
+        summed=True,
+    )
 
 
 def _ending(facts: _Facts) -> str:

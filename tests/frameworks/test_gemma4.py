@@ -1,0 +1,104 @@
+"""Gemma 4 with experts in containers of Megatron-Bridge.
+
+Sources: models/gemma and models/gemma_vl of Megatron-Bridge, August 2026.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzer.errors import UnsupportedError
+from analyzer.modules.tree import Module
+from analyzer.passes.stages import stage_models
+from analyzer.predict import predict
+from analyzer.specs import TrainingJob
+from tests.frameworks.files import job, write
+from tests.frameworks.gemma_containers import gemma_container
+from tests.launch.model_config.configurations import published
+
+NAME = "google/gemma-4-26B-A4B"
+WORLD = ("--info-world-size", "8", "--info-gpu", "H100-80GB")
+WIDTH, HEADS, FFN = 2816, 16, 4304
+VISION_WIDTH, VISION_LAYERS = 1152, 27
+NOT_COUNTED = (
+    "the memory and the time of Gemma 4 are counted without the norms around its experts, the scales of its router, "
+    "the norms of values and the soft cap of the logits"
+)
+IMAGES = (
+    "model._target_=x.gemma4_vl_provider.Gemma4VLModelProvider",
+    "model.vision_config={model_type: gemma4_vision, hidden_size: 1152, intermediate_size: 4304, num_hidden_layers: 27, "
+    "num_attention_heads: 16, num_key_value_heads: 16, head_dim: 72, patch_size: 16, position_embedding_size: 10240}",
+)
+NEMO = f"""
+sft: {{max_num_steps: 10}}
+cluster: {{gpus_per_node: 8, num_nodes: 1}}
+policy:
+  model_name: {NAME}
+  max_total_sequence_length: 4096
+  train_global_batch_size: 32
+  train_micro_batch_size: 1
+  precision: bfloat16
+  megatron_cfg: {{enabled: true, tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, context_parallel_size: 1,
+    expert_model_parallel_size: 8}}
+"""
+
+
+def job_of(folder: Path, *words: str) -> TrainingJob:
+    write(folder, {"config.yaml": gemma_container(published()[NAME]["config"])})
+    return job(folder, "config.yaml", *words, *WORLD)
+
+
+def shapes_in(found: TrainingJob, end: str) -> list[tuple[int, ...]]:
+    """Of each layer in its order, the shape of the weight of the module whose path ends so."""
+    modules: list[Module] = [
+        each for tree in stage_models(found)[0].trees for path, each in tree.walk() if path.endswith(end) and "layers." in path
+    ]
+    return [next(weight.shape for weight in each.parameters if weight.name == "weight") for each in modules]
+
+
+def test_layers_without_a_window_have_other_heads(tmp_path: Path) -> None:
+    """`Gemma4SelfAttention`: 16 heads of 256 and 8 groups in five of six layers, 16 of 512 and 2 groups in the others."""
+    windowed, of_all = (HEADS + 2 * 8) * 256, (HEADS + 2 * 2) * 512
+    found = job_of(tmp_path)
+    assert [rows for rows, _ in shapes_in(found, "linear_qkv")] == ([windowed] * 5 + [of_all]) * 5
+    assert shapes_in(found, "linear_proj") == ([(WIDTH, HEADS * 256)] * 5 + [(WIDTH, HEADS * 512)]) * 5
+    assert shapes_in(found, "q_layernorm") == ([(256,)] * 5 + [(512,)]) * 5
+
+
+def test_it_has_no_verdict_and_names_what_is_not_counted(tmp_path: Path) -> None:
+    found = job_of(tmp_path)
+    assert found.withheld == (NOT_COUNTED,)
+    assert predict(found).verdict.state is None
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_vision_part_is_complete_on_each_rank(trained: bool, tmp_path: Path) -> None:
+    """Four norms, two norms of heads, four projections of attention and a gated FFN in each layer, without biases."""
+    layer = 4 * VISION_WIDTH + 2 * 72 + 4 * VISION_WIDTH**2 + 3 * VISION_WIDTH * FFN
+    encoder = 2 * 10240 * VISION_WIDTH + 3 * 16**2 * VISION_WIDTH + VISION_LAYERS * layer
+    words = (*IMAGES, f"model.freeze_vision_model={str(not trained).lower()}", "model.tensor_model_parallel_size=2")
+    found = job_of(tmp_path, *words, "model.sequence_parallel=true", "model.expert_model_parallel_size=4")
+    weights = found.model.vision_weights
+    assert sum(each.numel for each in weights) == encoder + WIDTH * VISION_WIDTH
+    assert sum(each.numel for each in weights if each.frozen) == (0 if trained else encoder)
+
+
+def test_nemo_rl_reads_it_from_the_catalogue(tmp_path: Path) -> None:
+    pytest.importorskip("omegaconf")
+    write(tmp_path, {"sft.yaml": NEMO})
+    found = job(tmp_path, "sft.yaml")
+    assert found.model.global_heads == job_of(tmp_path).model.global_heads
+    assert found.model.windowed == ((True,) * 5 + (False,)) * 5
+    assert NOT_COUNTED in found.withheld
+
+
+def test_dense_models_are_refused(tmp_path: Path) -> None:
+    """E2B, E4B and 31B have embeddings in each layer or layers that share keys and values (`Gemma4DenseProvider`)."""
+    fields: dict[str, Any] = {**published()[NAME]["config"]["text_config"], "enable_moe_block": False}
+    write(tmp_path, {"config.json": json.dumps(fields), "sft.yaml": NEMO.replace(NAME, str(tmp_path))})
+    with pytest.raises(UnsupportedError, match="embeddings in each layer, and keys and values of other layers"):
+        job(tmp_path, "sft.yaml")
