@@ -174,7 +174,7 @@ def outside_tree(graphs: GraphSpec, moe: MoeSpec | None, tree: Module, *, hidden
     # The first layer does not save an input that is copied. The schedule references a received one until its backward, and the
     # model the output of the embedding in its forward.
     copied = (hidden,) if enters_inside(placed[0].scope, graphable_layers(tree)[0]) else ()
-    outside = _outside(graphs, tree, placed, held=() if received else copied, ends_inside=ends_inside)
+    outside = _outside(graphs, tree, placed, hidden, held=() if received else copied, ends_inside=ends_inside)
     if received:
         return replace(outside, saved=(*outside.saved, *(replace(tensor, made_in=STREAM) for tensor in copied)))
     return outside
@@ -199,18 +199,19 @@ def _outside(
     graphs: GraphSpec,
     tree: Module,
     placed: list[Placed],
+    hidden: Tensor,
     *,
     held: tuple[Tensor, ...],
     ends_inside: bool,
 ) -> Module:
-    """The part of a tree outside graphs. `held`: what the forward of the embedding keeps."""
+    """The part of a tree outside graphs. `hidden`: the input of a branch; `held`: what the forward of the embedding keeps."""
     left = iter(placed)
 
     def outside(module: Module) -> Module:
         if _is_layer(module):
             of_layer = next(left)
             clones = graphs.implementation == "local" and bool(of_layer.scope.children)
-            return module.derived(_outside_layer, of_layer, clones)
+            return module.derived(_outside_layer, of_layer, clones, hidden)
         children = tuple(map(outside, module.children))
         if module.kind is ModuleKind.EMBEDDING:
             return replace(module, children=children, forward_held=(*module.forward_held, *held))
@@ -255,8 +256,12 @@ def _captured_layer(layer: Module, placed: Placed, static_output: Tensor) -> Mod
     )
 
 
-def _outside_layer(layer: Module, placed: Placed, clones: bool) -> Module:
-    """The layer outside graphs. With `clones` a replayed backward returns copies of all weight gradients."""
+def _outside_layer(layer: Module, placed: Placed, clones: bool, hidden: Tensor) -> Module:
+    """The layer outside graphs. With `clones` a replayed backward returns copies of all weight gradients.
+
+    `hidden`: what attention outside graphs returns, which the forward of the layer references while its experts run. The captured
+    router reads a copy (`TransformerLayer._te_cuda_graph_replay`).
+    """
     scope, inside = placed.scope, _made_inside(layer, placed)
     children = []
     for child in layer.children:
@@ -267,7 +272,10 @@ def _outside_layer(layer: Module, placed: Placed, clones: bool) -> Module:
                 without_tensors(part) if part.kind in scope.parts else _without_saved(part, inside, made_inside=True)
                 for part in child.children
             )
-            children.append(replace(child, children=parts))
+            held = () if ModuleKind.ATTENTION in scope.full else (hidden,)
+            again = child.forward_workspace if child.recompute_workspace is None else child.recompute_workspace
+            workspace = (*held, *child.forward_workspace)
+            children.append(replace(child, children=parts, forward_workspace=workspace, recompute_workspace=again))
         else:
             children.append(_without_saved(child, inside, made_inside=True))
     kept = () if placed.static_gradient else layer.backward_workspace

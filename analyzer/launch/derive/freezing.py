@@ -57,7 +57,8 @@ def _not_modelled(spec: FreezeSpec, job: TrainingJob) -> Iterator[str]:
         "with FP8 and full recompute": fp8 is not None and job.recompute.granularity == "full",
         "with FP8 and latent attention": fp8 is not None and model.mla is not None,
         "with FSDP": job.fsdp is not None,
-        "with CUDA graphs": job.graphs is not None,
+        "with CUDA graphs other than those of Transformer Engine": job.graphs is not None
+        and job.graphs.implementation != "transformer_engine",
         "with activation offloading": job.activation_offload is not None,
         "with a part of the optimizer states in host memory": job.optimizer.offload is not None
         and job.optimizer.offload.fraction < 1,

@@ -112,7 +112,8 @@ def _kept_te(
 def _weight_gradients(job: TrainingJob, graphs: GraphSpec, layers: Sequence[Module]) -> int:
     """Bytes of the weight gradients that the backward of the first captured layer returns."""
     first = next(found for layer in layers if (found := captured_modules(graphs, job.model.moe, layer)))
-    return sum(round_up(dtype_bytes(each.dtype, each.numel), BLOCK) for module in first for each in parameters(module))
+    trained = [each for module in first for each in parameters(module) if not each.frozen]
+    return sum(round_up(dtype_bytes(each.dtype, each.numel), BLOCK) for each in trained)
 
 
 def _output_gradients(job: TrainingJob, graphs: GraphSpec, scope: Scope) -> int:

@@ -26,6 +26,12 @@ _MXFP8: Final = (
     "--overlap-grad-reduce --overlap-param-gather"
 )
 _ON_HOST: Final = "--optimizer-cpu-offload --use-precision-aware-optimizer"
+_HYBRIDEP: Final = (
+    "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-ffn-hidden-size 512 --moe-token-dispatcher-type flex "
+    "--moe-flex-dispatcher-backend hybridep --moe-permute-fusion --expert-model-parallel-size 2 --moe-router-dtype fp32"
+)
+_GRAPHS: Final = "--vocab-size 500 --cuda-graph-impl transformer_engine"
+_FROM_START: Final = "--cuda-graph-warmup-steps 0"
 _SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
 _EARLY: Final = FreezeSpec(prefixes=("embedding", "decoder.layers.0.", "decoder.layers.1."))
 _ATTENTION: Final = FreezeSpec(pattern=r"self_attention")
@@ -80,6 +86,26 @@ _SPECS: Final = {
         FreezeSpec(pattern=r"\.experts\."),
     ),
     "latent attention": (f"{_LATENT}", _ATTENTION),
+    "early layers, graphs": (f"{_LLAMA} {_GRAPHS}", _EARLY),
+    "attention, graphs of attention from the start": (f"{_LLAMA} {_GRAPHS} --cuda-graph-scope attn {_FROM_START}", _ATTENTION),
+    "all but the output layer, graphs": (f"{_LLAMA} {_GRAPHS}", FreezeSpec(prefixes=("embedding", "decoder."))),
+    "feed-forward, graphs of mlp, fp8": (f"{_LLAMA} {_FP8} {_GRAPHS} --cuda-graph-scope mlp", FreezeSpec(pattern=r"\.mlp\.")),
+    "all layers, graphs of hybridep router": (
+        f"{_LLAMA} {_HYBRIDEP} {_GRAPHS} --cuda-graph-scope moe_router moe_preprocess",
+        FreezeSpec(prefixes=("decoder.",)),
+    ),
+    "all layers, graphs of hybridep router, fp8": (
+        f"{_LLAMA} {_HYBRIDEP} {_FP8} {_GRAPHS} --cuda-graph-scope moe_router moe_preprocess",
+        FreezeSpec(prefixes=("decoder.",)),
+    ),
+    "all layers, graphs of hybridep router, mxfp8": (
+        f"{_LLAMA} {_HYBRIDEP} {_MXFP8} {_GRAPHS} --cuda-graph-scope moe_router moe_preprocess --seq-length 512",
+        FreezeSpec(prefixes=("decoder.",)),
+    ),
+    "routers, graphs of attention and router": (
+        f"{_LLAMA} {_EXPERTS} {_GRAPHS} --cuda-graph-scope attn moe_router",
+        FreezeSpec(pattern=r"router"),
+    ),
     "early layers, latent attention and experts": (f"{_LATENT} {_EXPERTS}", _EARLY),
 }
 FROZEN: Final = {f"frozen, {name}": f"--bf16 --vocab-size 120 {line}" for name, (line, _) in _SPECS.items()}
