@@ -17,7 +17,7 @@ NEMOTRON: Final = ("NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3", "
 """The model_type of models with RADIO and a hybrid language model; the last two can have a part for sound."""
 VISION_TYPES: Final = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
-    *("glm4v", "glm4v_moe", "internvl", "internvl_chat", "qwen2_5_omni", "qwen3_omni_moe", "gemma4"),
+    *("glm4v", "glm4v_moe", "internvl", "internvl_chat", "qwen2_5_omni", "qwen3_omni_moe", "gemma3", "gemma4"),
     *NEMOTRON,
 )
 """The model_type of the configurations whose parts for images and sound are read."""

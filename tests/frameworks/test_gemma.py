@@ -135,6 +135,7 @@ def test_gemma_3_in_nemo_rl(tmp_path: Path) -> None:
     [
         ("google/gemma-3-1b-it", "analyze a launch of Megatron-Bridge or NeMo-RL, which add them"),
         ("google/gemma-2-9b-it", "analyze a launch of Megatron-Bridge, which adds them"),
+        ("google/gemma-3-27b-it", "analyze a launch of Megatron-Bridge or NeMo-RL, which add them"),
         ("google/gemma-4-26B-A4B-it", "analyze a launch of Megatron-Bridge or NeMo-RL, which add them"),
     ],
 )

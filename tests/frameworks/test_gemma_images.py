@@ -21,6 +21,18 @@ FIELDS = {
 """The text_config of Gemma 3 4B."""
 LANGUAGE, ENCODER, PROJECTION = 3_880_263_168, 416_866_032, 2_950_272
 """Parameters in Gemma3ForConditionalGeneration of transformers, built with these fields."""
+BIASES = "the attention biases of all pairs of tokens in Gemma 3 with images are not counted"
+NEMO = """
+sft: {max_num_steps: 10}
+cluster: {gpus_per_node: 8, num_nodes: 1}
+policy:
+  model_name: google/gemma-3-4b-it
+  max_total_sequence_length: 4096
+  train_global_batch_size: 32
+  train_micro_batch_size: 1
+  precision: bfloat16
+  megatron_cfg: {enabled: true, tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, context_parallel_size: 1}
+"""
 
 
 @pytest.fixture
@@ -58,7 +70,7 @@ def test_freezing_is_read(folder: Path) -> None:
 
 def test_there_is_no_verdict_that_it_fits(folder: Path) -> None:
     found = job(folder, "config.yaml", *WORLD)
-    assert found.withheld == ("the attention biases of all pairs of tokens in Gemma 3 with images are not counted",)
+    assert found.withheld == (BIASES,)
     assert any("activations of the vision part" in each for each in found.not_counted)
     assert predict(found).verdict.state is None
 
@@ -73,3 +85,14 @@ def test_adapters_leave_the_vision_part_frozen(folder: Path) -> None:
     word = "+peft={_target_: megatron.bridge.peft.lora.LoRA, dim: 16, alpha: 32}"
     found = job(folder, "config.yaml", word, *WORLD)
     assert all(each.frozen for each in found.model.vision_weights)
+
+
+def test_nemo_rl_builds_the_same_model(tmp_path: Path) -> None:
+    pytest.importorskip("omegaconf")
+    write(tmp_path, {"sft.yaml": NEMO})
+    found = job(tmp_path, "sft.yaml")
+    assert parameter_counts(found.model, full_model(found)).unpadded == LANGUAGE + ENCODER + PROJECTION
+    assert found.model.window is None
+    assert BIASES in found.withheld
+    with pytest.raises(InputError, match="refuses context parallelism with the attention of Gemma 3 with images"):
+        job(tmp_path, "sft.yaml", "policy.megatron_cfg.context_parallel_size=2")

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.frameworks.containers import TARGET, Tree
-from analyzer.launch.derive.model.variants import BRIDGE
+from analyzer.launch.derive.model.variants import BRIDGE, splits_sequences
 from analyzer.specs.attention import GlobalHeads
 from analyzer.specs.vision_part import ModelParts, Variant
 from analyzer.units import natural
@@ -45,7 +45,7 @@ def read_gemma(model: Tree) -> Gemma:
     if variant is None:
         return Gemma(ModelParts(builder=BRIDGE), model)
     fields = {name: value for name, value in model.items() if name not in _READ}
-    if variant in {"Gemma 2", "Gemma 3 with images"} and (natural(str(model.get("context_parallel_size"))) or 1) > 1:
+    if not splits_sequences(variant) and (natural(str(model.get("context_parallel_size"))) or 1) > 1:
         fault = f"Megatron-Bridge refuses context parallelism with the attention of {variant}"
         raise InputError("model.context_parallel_size", fault, "write model.context_parallel_size=1")
     if variant == "Gemma 2":

@@ -46,7 +46,7 @@ _SWIFT: Final = _Held(frozen=frozenset(SECTIONS))
 _BRIDGE_OMNI: Final = _Held(apart=False)
 _BRIDGE_QWEN3_MOE: Final = _Held(split=True, frozen=frozenset({"vision_model", _LANGUAGE}))
 _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
-    "ms-swift": {kind: _SWIFT for kind in VISION_TYPES if kind not in ("gemma4", *NEMOTRON)},
+    "ms-swift": {kind: _SWIFT for kind in VISION_TYPES if kind not in ("gemma3", "gemma4", *NEMOTRON)},
     "Megatron-Bridge": {
         "qwen2_5_vl": _Held(encoder=("patch_embed.", "blocks.")),
         "qwen3_vl": _Held(split=True),

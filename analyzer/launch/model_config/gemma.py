@@ -44,6 +44,12 @@ def gemma3(config: Configuration) -> MegatronModel:
     )
 
 
+def with_images(model: MegatronModel) -> MegatronModel:
+    """Gemma 3 with images: its attention biases contain the windows, so that the kernel reads all pairs of tokens."""
+    options = tuple(option for option in model.options if not option[0].startswith("--window-"))
+    return replace(model, options=options, parts=replace(model.parts, variant="Gemma 3 with images"))
+
+
 def gemma4(config: Configuration) -> MegatronModel:
     """Gemma 4 with experts: layers without a window have heads of their own, and the dense FFN of a layer is a shared expert."""
     if not config.flag("enable_moe_block", False):

@@ -49,7 +49,6 @@ _IMAGES: Final = {
     "mllama": "cross-attention between text and images",
     "llama_nemotron_nano_vl": "a RADIO encoder beside its language model",
     "paligemma": "attention without a causal mask for its images",
-    "gemma3": "attention without a causal mask for its images",
 }
 """Vision-language models, which Megatron-LM does not build from a Hugging Face configuration."""
 _SCRIPTS: Final = {
@@ -59,9 +58,6 @@ _SCRIPTS: Final = {
 }
 """The training scripts whose launches are analyzed instead."""
 _NAMES: Final = {
-    "gemma-3-4b": "gemma3",
-    "gemma-3-12b": "gemma3",
-    "gemma-3-27b": "gemma3",
     "gemma-3n-": "gemma3n",
     "gemma-4-e": "gemma4_dense",
     "gemma-4-31b": "gemma4_dense",

@@ -13,6 +13,7 @@ from typing import Final
 
 from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
+from analyzer.launch.model_config.gemma import with_images
 from analyzer.launch.model_config.vision import vision_weights
 from analyzer.specs.vision_part import NEMOTRON
 
@@ -29,8 +30,10 @@ def vision_language_model(config: Configuration, megatron_model: Callable[[Confi
     if thinker := config.table("thinker_config"):
         config = Configuration({**thinker, "model_type": config.model_type}, config.name)
     language = megatron_model(_language(config))
+    if config.model_type == "gemma3":
+        language = with_images(language)
     width = next(int(option[1]) for option in language.options if option[0] == "--hidden-size")
-    of_images = config.model_type not in ("internvl", "internvl_chat", "gemma4", *NEMOTRON)
+    of_images = config.model_type not in ("internvl", "internvl_chat", "gemma3", "gemma4", *NEMOTRON)
     options = (*language.options, *([_UNFUSED] if of_images else []))
     parts = replace(language.parts, vision=vision_weights(config, width=width))
     return replace(language, options=options, parts=parts)

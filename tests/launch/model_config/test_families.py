@@ -325,7 +325,6 @@ def test_the_layers_with_linear_attention(kinds: str, written: str, tmp_path: Pa
     ("kind", "part"),
     [
         ("gemma3n_text", "norms after attention and FFN"),
-        ("gemma3", "attention without a causal mask for its images"),
         ("kimi_linear", "Kimi delta attention, which no release of Megatron-LM has"),
         ("minimax", "lightning attention"),
         ("longcat_flash", "two attention layers"),

@@ -78,7 +78,6 @@ def test_faults(reference: str, content: str | None, part: str, tmp_path: Path) 
     ("name", "part"),
     [
         ("google/gemma-4-31B", "embeddings in each layer"),
-        ("gemma-3-27b-it", "attention without a causal mask for its images"),
         ("moonshotai/Kimi-Linear-48B-A3B-Base", "Kimi delta attention"),
         ("MiniMaxAI/MiniMax-Text-01", "lightning attention"),
         ("llava-hf/llava-v1.6-mistral-7b-hf", "depends on the size of an image"),

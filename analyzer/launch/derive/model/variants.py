@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from analyzer.errors import UnsupportedError
+from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.info_options import MODEL
 from analyzer.specs.attention import PluginLayers
 from analyzer.specs.vision_part import Variant
@@ -36,6 +36,8 @@ class _Facts:
     """What is added, for a sentence."""
     not_counted: str = ""
     """Why there is no verdict that it fits."""
+    splits_sequences: bool = True
+    """Its attention has context parallelism."""
 
 
 _NORMS: Final = "norms after attention and FFN"
@@ -49,6 +51,7 @@ _VARIANTS: Final[Mapping[Variant, _Facts]] = {
         fields={"branch_norms": True, "norms_in_projections": True, "scaled_embedding": True},
         described=f"{_NORMS} and scaling of the embedding",
         not_counted="the soft caps of logits and attention scores of Gemma 2, and its FlexAttention, are not counted",
+        splits_sequences=False,
     ),
     "Gemma 3": _Facts(
         builders=(BRIDGE, NEMO_RL),
@@ -65,12 +68,18 @@ _VARIANTS: Final[Mapping[Variant, _Facts]] = {
         ),
     ),
     "Gemma 3 with images": _Facts(
-        builders=(BRIDGE,),
+        builders=(BRIDGE, NEMO_RL),
         fields=_GEMMA_3,
         described=_OF_GEMMA_3,
         not_counted="the attention biases of all pairs of tokens in Gemma 3 with images are not counted",
+        splits_sequences=False,
     ),
 }
+
+
+def splits_sequences(variant: Variant) -> bool:
+    """Whether the attention of a variant has context parallelism."""
+    return _VARIANTS[variant].splits_sequences
 
 
 def with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
@@ -87,6 +96,9 @@ def with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     reason = next(_not_modelled(job), "") if facts.fields.get("branch_norms") else ""
     withheld = (*job.withheld, *([f"{_NORMS} are not modelled {reason}"] if reason else []))
     withheld += (facts.not_counted,) if facts.not_counted else ()
+    if not splits_sequences(parts.variant) and job.parallel.context > 1:
+        fault = f"Megatron-Bridge refuses context parallelism with the attention of {parts.variant}"
+        raise InputError("--context-parallel-size", fault, "set it to 1")
     model = replace(job.model, **facts.fields, global_heads=parts.global_heads)
     if parts.variant == "Gemma 4":
         model = replace(model, plugin=_around_experts(model))
