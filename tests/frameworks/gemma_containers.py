@@ -23,7 +23,7 @@ model:
   add_bias_linear: false
   gated_linear_unit: true
   activation_func: {{_target_: megatron.core.activations.fast_gelu, _call_: false}}
-  attention_backend: {{_target_: megatron.core.transformer.enums.AttnBackend, _call_: true, _args_: [1], _name_: flash}}
+  attention_backend: {{_target_: megatron.core.transformer.enums.AttnBackend, _call_: true, _args_: [1], _name_: {backend}}}
   position_embedding_type: rope
   share_embeddings_and_output_weights: true
   hidden_dropout: 0.0
@@ -74,4 +74,5 @@ def gemma_container(config: Mapping[str, Any]) -> str:
     """The YAML of a container for the fields of a config.json."""
     fields = config.get("text_config", config)
     name, own = OWN[fields["model_type"]]
-    return CONTAINER.format(name=name, own=own, **fields)
+    backend = "auto" if fields["model_type"] == "gemma3" else "flash"
+    return CONTAINER.format(name=name, own=own, backend=backend, **fields)

@@ -80,6 +80,12 @@ def test_context_parallelism_is_refused(folder: Path) -> None:
         job(folder, "config.yaml", "model.context_parallel_size=2", *WORLD)
 
 
+def test_kernels_without_attention_biases_are_refused(folder: Path) -> None:
+    """`Gemma3VLModelProvider.provide`."""
+    with pytest.raises(InputError, match="refuses flash attention with the attention biases of Gemma 3 with images"):
+        job(folder, "config.yaml", "model.attention_backend=flash", *WORLD)
+
+
 def test_adapters_leave_the_vision_part_frozen(folder: Path) -> None:
     """The peft of a container freezes all weights; its targets (linear_qkv, linear_proj) are no names of layers of this part."""
     word = "+peft={_target_: megatron.bridge.peft.lora.LoRA, dim: 16, alpha: 32}"

@@ -48,6 +48,10 @@ def read_gemma(model: Tree) -> Gemma:
     if not splits_sequences(variant) and (natural(str(model.get("context_parallel_size"))) or 1) > 1:
         fault = f"Megatron-Bridge refuses context parallelism with the attention of {variant}"
         raise InputError("model.context_parallel_size", fault, "write model.context_parallel_size=1")
+    backend = model.get("attention_backend")
+    if variant == "Gemma 3 with images" and backend not in (None, "auto", "fused"):
+        fault = f"Megatron-Bridge refuses {backend} attention with the attention biases of {variant}"
+        raise InputError("model.attention_backend", fault, "write model.attention_backend=auto")
     if variant == "Gemma 2":
         # every second layer, from the first one on (`Gemma2DotProductAttention`)
         fields |= {"window_attn_skip_freq": 2}
