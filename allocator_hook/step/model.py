@@ -13,7 +13,12 @@ from allocator_hook.step.adapters import add_adapters
 from allocator_hook.step.config import starts_from_meta
 from allocator_hook.step.families.bert import bert_module
 from allocator_hook.step.families.branch_norms import with_branch_norms
-from allocator_hook.step.families.gemma import change_ends, with_local_positions, with_norms_in_projections
+from allocator_hook.step.families.gemma import (
+    change_ends,
+    with_local_positions,
+    with_norms_in_projections,
+    without_input_norms,
+)
 from allocator_hook.step.families.llava import llava_module
 from allocator_hook.step.families.sample_head import replace_output_layer
 from allocator_hook.step.families.t5 import t5_module
@@ -126,6 +131,8 @@ def _gpt_module(job: TrainingJob, config: Any, *, virtual_stage: int | None, **s
     decoder = layer_spec(job, config, virtual_stage=virtual_stage)
     if job.model.branch_norms:
         decoder = with_norms_in_projections(decoder) if job.model.norms_in_projections else with_branch_norms(decoder)
+    if job.model.norm_modules == "none":
+        decoder = without_input_norms(decoder)
     if job.model.local_rope:
         decoder = with_local_positions(decoder, job.model)
     mtp = known_to(GPTModel.__init__, mtp_block_spec=mtp_spec(job, config, decoder, virtual_stage=virtual_stage))

@@ -31,8 +31,10 @@ def biased_output(shapes: Shapes, kind: AttentionKind) -> bool:
 
 
 def attention_branch(shapes: Shapes, kind: AttentionKind, *, fused_norm: bool, input_shares: str) -> Module:
-    """The attention of a kind. `fused_norm`: its norm is fused into its first projection."""
-    shares = input_shares if fused_norm else ""
+    """The attention of a kind. `fused_norm`: its norm is fused into its first projection.
+
+    `input_shares`: the tensor of a checkpoint that already stores what that projection, or its norm, reads.
+    """
     if kind in ("latent", "latent_without_indexer"):
         if shapes.model.absorbed_attention is not None:
             from analyzer.modules.attention.absorbed_attention import absorbed_attention
@@ -53,10 +55,10 @@ def attention_branch(shapes: Shapes, kind: AttentionKind, *, fused_norm: bool, i
     if kind == "gated_delta_net":
         from analyzer.modules.attention.gated_delta_net import gated_delta_net
 
-        return gated_delta_net(shapes, fused_norm=fused_norm, input_shares=shares)
+        return gated_delta_net(shapes, fused_norm=fused_norm, input_shares=input_shares)
     from analyzer.modules.attention.self_attention import self_attention
 
-    return self_attention(shapes, fused_norm=fused_norm, input_shares=shares)
+    return self_attention(shapes, fused_norm=fused_norm, input_shares=input_shares)
 
 
 def mixer_branch(shapes: Shapes, *, input_shares: str) -> Module:

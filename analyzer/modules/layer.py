@@ -123,7 +123,7 @@ def transformer_layer(
         children = _attention_with_norm(inputs, attention or shapes.model.full_attention, block.attention, made_in, shares)
         made_in, shares = LAYER, ""
     if block.feed_forward != "none":
-        if moe or not fused:
+        if shapes.model.norm_modules != "none" and (moe or not fused):
             norm = _norm(shapes, "pre_mlp_layernorm", ModuleKind.FEED_FORWARD_NORM, input_made_in=made_in, input_shares=shares)
             children += (norm,)
         if block.feed_forward == "linear":
@@ -181,14 +181,14 @@ def _attention_with_norm(
         return (mixer_branch(shapes, input_shares=input_shares), addition)
     fused = fuses_norm(shapes, kind)
     norm: tuple[Module, ...] = ()
-    if not fused:
+    if shapes.model.norm_modules != "none" and not fused:
         norm = (
             _norm(shapes, "input_layernorm", ModuleKind.ATTENTION_NORM, input_made_in=input_made_in, input_shares=input_shares),
         )
     if extent == "linear":
         branch = gathered_linear(shapes, "self_attention", input_made_in=input_made_in, input_shares=input_shares)
     else:
-        branch = _attention_branch(inputs, kind, fused, input_shares if fused else "")
+        branch = _attention_branch(inputs, kind, fused, "" if norm else input_shares)
     biased = biased_output(shapes, kind) and extent != "linear"
     addition = bias_dropout_add(shapes, "self_attn_bda", ModuleKind.ATTENTION_ADD, biased=biased)
     referenced = shapes.referenced_norm_output if is_latent(shapes, kind) else ()

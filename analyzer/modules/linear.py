@@ -127,7 +127,7 @@ def column_parallel(
     in_forward, in_buffers = shapes.userbuffers, shapes.userbuffers and fused_norm
     gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
     recomputed = not fused_norm and shapes.recomputes("layernorm")
-    read = shapes.hidden("normalized input" if fused_norm else "input", made_in="" if fused_norm else input_made_in)
+    read = shapes.hidden("normalized input") if fused_norm else shapes.hidden("input", made_in=input_made_in, shares=input_shares)
     if fused_norm:
         saved: tuple[Tensor, ...] = (
             shapes.hidden("input", dtype=shapes.residual_dtype, shares=input_shares, made_in=input_made_in),

@@ -83,6 +83,9 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
     model = shapes.model
     width = model.ffn_hidden_size // shapes.t
     gates = 2 if model.gated else 1
+    reads_sum = fused_norm or model.norm_modules == "none"  # otherwise the output of a norm
+    source = input_made_in if reads_sum else "pre_mlp_layernorm"
+    shared = input_shares if reads_sum else ""
     children: tuple[Module, ...] = (
         column_parallel(
             shapes,
@@ -93,8 +96,8 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
             symbol="2·f/t" if model.gated else "f/t",
             bias=model.bias_linear,
             fused_norm=fused_norm,
-            input_made_in=input_made_in if fused_norm else "pre_mlp_layernorm",
-            input_shares="mlp input" if shapes.recomputes("mlp") and fused_norm else input_shares,
+            input_made_in=source,
+            input_shares="mlp input" if shapes.recomputes("mlp") and reads_sum else shared,
         ),
         activation(shapes, width=width, wide=gates * width),
         row_parallel(
@@ -117,9 +120,7 @@ def mlp(shapes: Shapes, *, fused_norm: bool, input_made_in: str = LAYER, input_s
     return Module(
         name="mlp",
         kind=ModuleKind.FEED_FORWARD,
-        saved=(
-            shapes.hidden("mlp input", dtype=shapes.residual_dtype, made_in=input_made_in if fused_norm else "pre_mlp_layernorm"),
-        ),
+        saved=(shapes.hidden("mlp input", dtype=shapes.residual_dtype, made_in=source),),
         backward_workspace=held,
         recomputed_last=shapes.recomputed_output,
         children=inside,

@@ -26,10 +26,11 @@ Family = Literal["gpt", "bert", "t5", "llava", "mimo"]
 """The model class: GPTModel, BertModel, T5Model, LLaVAModel or MimoModel of megatron-core."""
 FAMILY_NAMES: Final[dict[Family, str]] = {"gpt": "GPT", "bert": "BERT", "t5": "T5", "llava": "LLaVA", "mimo": "MIMO"}
 """The name of each family in texts."""
-NormModules = Literal["engine", "torch", "unfused"]
+NormModules = Literal["engine", "torch", "unfused", "none"]
 """Modules of the norms of layers. `engine`: those that the implementation has. `torch`: modules of PyTorch before the linear layers
 of any implementation. `unfused`: an RMSNorm of separate operations, and norms of all queries and of all keys of a token, whose
-statistics are gathered over tensor-parallel ranks (examples/multimodal/nvlm/internvit.py)."""
+statistics are gathered over tensor-parallel ranks (examples/multimodal/nvlm/internvit.py). `none`: those of the implementation, and
+none before attention and FFN, as in EXAONE 4."""
 VisionEncoder = Literal["clip", "siglip", "internvit", "internvit300M", "radio", "radio-g", "cradio-g", "hf_clip"]
 """CLIPViTModel (the first four) or RADIOViTModel of megatron-core, or CLIPVisionModel of transformers."""
 FrozenPart = Literal["vision_model", "vision_projection", "language_model"]

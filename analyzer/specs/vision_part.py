@@ -89,7 +89,7 @@ class VisionWeights:
         return f"{weight.part}_{'projection' if weight.name.startswith(self.projection) else 'model'}"
 
 
-Variant = Literal["GLM-4", "Gemma", "Gemma 2", "Gemma 3", "Gemma 3 with images", "Gemma 4"]
+Variant = Literal["GLM-4", "Gemma", "Gemma 2", "Gemma 3", "Gemma 3 with images", "Gemma 4", "EXAONE 4"]
 """Models with modules that Megatron-LM does not have, and libraries add to it."""
 
 

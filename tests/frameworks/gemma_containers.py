@@ -40,6 +40,7 @@ mixed_precision: bf16_mixed
 """
 OWN = {
     "gemma": ("gemma_provider.GemmaModelProvider", ""),
+    "exaone4": ("x.GPTModelProvider", "  qk_layernorm: true\n  transformer_layer_spec: exaone4_layer_spec"),
     "gemma2": (
         "gemma2_provider.Gemma2ModelProvider",
         "  window_size: [4095, 0]\n  query_pre_attn_scalar: 224\n  attn_logit_softcapping: 50.0\n  final_logit_softcapping: 30.0",

@@ -33,6 +33,15 @@ def with_norms_in_projections(spec: Any) -> Any:
     return spec
 
 
+def without_input_norms(spec: Any) -> Any:
+    """The spec of a layer without norms before attention and FFN (`exaone4_layer_spec`)."""
+    from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
+
+    spec.submodules.self_attention.submodules.linear_qkv = TEColumnParallelLinear
+    submodules_of_ffn(spec.submodules).linear_fc1 = TEColumnParallelLinear
+    return spec
+
+
 def with_local_positions(spec: Any, model: ModelSpec) -> Any:
     """The spec of a layer that takes the first of two tables of rotary positions if it has a window (`Gemma3SelfAttention`)."""
     from megatron.core.transformer.attention import SelfAttention

@@ -17,8 +17,8 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, frozen_parts, kind_of, unknown_fields
 from analyzer.frameworks.bridge.compressed import read_compressed
 from analyzer.frameworks.bridge.defaults import release_of_fields, with_defaults
-from analyzer.frameworks.bridge.gemma import check_packing, read_gemma
 from analyzer.frameworks.bridge.model_fields import flat, layout_of_muon, quantized_with_muon
+from analyzer.frameworks.bridge.variants import check_packing, read_variant
 from analyzer.frameworks.bridge.vision import PROVIDERS, read_vision
 from analyzer.frameworks.containers import TARGET, Tree, from_yaml
 from analyzer.frameworks.options import Fields, Words, is_true
@@ -206,8 +206,8 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
     _refuse_other(model)
     vision = read_vision(model)
     frozen = frozen_parts(model, "model")
-    gemma = read_gemma(vision.model)
-    compressed = read_compressed(with_defaults(flat(gemma.model)))
+    variant = read_variant(vision.model)
+    compressed = read_compressed(with_defaults(flat(variant.model)))
     model = compressed.model
     data_parallel = natural(str(config.get("data_parallel_size")))
     found = Words()
@@ -217,6 +217,7 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
     replicas = _replicas(config, model, gpus)
     _overlap(_table(config, "comm_overlap"), model, ddp, replicas)
     fields, release = Fields(load_catalogue().newest), compressed.release or release_of_fields(model)
+    found.unknown += variant.unknown
     found.unknown += quantized_with_muon(model, ddp, str(optimizer.get("optimizer")))
     found.add(_model(model, fields))
     found.add(_optimizer(optimizer, ddp, fields))
@@ -225,7 +226,7 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
     found.add(fields.words({name: _table(config, "train").get(name) for name in _TRAIN}))
     found.words += ["--use-torch-fsdp2"] if is_true(_table(config, "dist").get("use_torch_fsdp2")) else []
     length, notes = _sequence(config, model)
-    check_packing(gemma.parts, packed=bool(notes))
+    check_packing(variant.parts, packed=bool(notes))
     found.words += length
     found.words += _vocabulary(model, _table(config, "tokenizer"), release)
     peft = _table(config, "peft")
@@ -241,7 +242,7 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
         unknown=tuple(found.unknown),
         withheld=found.withheld(),
         tuning=tuning,
-        parts=ModelParts(vision=vision.weights, compressed=compressed.parts).joined(gemma.parts),
+        parts=ModelParts(vision=vision.weights, compressed=compressed.parts).joined(variant.parts),
         release=release,
         validated=False,
     )

@@ -38,6 +38,7 @@ FAMILIES: Final[dict[str, Callable[[Configuration], MegatronModel]]] = {
     "gemma2": gemma.gemma2,
     "gemma3_text": gemma.gemma3,
     "gemma4_text": gemma.gemma4,
+    "exaone4": llama_like.exaone4,
     "phi3": dense.phi3,
     "starcoder2": dense.starcoder2,
     "nemotron": dense.nemotron,

@@ -1,7 +1,7 @@
 """Dense families whose layers are those of Llama with few changes: from a Hugging Face configuration to options of Megatron-LM.
 
 Source of the fields and modules: src/transformers/models/{seed_oss,smollm3,arcee,hunyuan_v1_dense,ernie4_5,ministral,ministral3,
-stablelm,glm4}/ of transformers 5.24.0.
+stablelm,glm4,exaone4}/ of transformers 5.24.0.
 """
 
 from __future__ import annotations
@@ -147,3 +147,13 @@ def stablelm(config: Configuration) -> MegatronModel:
         linear=(linear, ()),
         hidden_dropout=config.number("hidden_dropout", 0),
     )
+
+
+def exaone4(config: Configuration) -> MegatronModel:
+    """EXAONE 4 without windows: norms after attention and FFN in place of those before them, and of q and k in each head."""
+    kinds = config.get("layer_types")
+    windowed = "sliding_attention" in kinds if isinstance(kinds, list) else False
+    if windowed or "sliding_window" not in config.values or config.optional("sliding_window") is not None:
+        raise config.not_expressible("rotary positions in a part of its layers")
+    model = llama_model(config, [QK_NORMS], linear=NO_BIASES)
+    return replace(model, parts=ModelParts(variant="EXAONE 4"))

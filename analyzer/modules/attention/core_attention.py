@@ -151,7 +151,7 @@ def query_key_norm(shapes: Shapes) -> Module:
 def norms_keep_qkv(shapes: Shapes) -> bool:
     """Whether q/k norms save views of the output of the qkv projection."""
     model = shapes.model
-    return model.qk_layernorm and model.mla is None and model.norm_modules == "engine" and shapes.inputs.norms_save_views
+    return model.qk_layernorm and model.mla is None and model.norm_modules in ("engine", "none") and shapes.inputs.norms_save_views
 
 
 def rotary_tables(shapes: Shapes) -> tuple[Tensor, ...]:

@@ -42,7 +42,7 @@ def self_attention(shapes: Shapes, *, fused_norm: bool, input_shares: str = "") 
         symbol="(2a+2g)·d/t" if model.output_gate else "(a+2g)·d/t",
         bias=model.bias_qkv,
         fused_norm=fused_norm,
-        input_made_in=STREAM if fused_norm else "input_layernorm",
+        input_made_in=STREAM if fused_norm or model.norm_modules == "none" else "input_layernorm",
         input_shares=input_shares,
     )
     if heads.gathered:

@@ -66,3 +66,29 @@ GEMMA_FIELDS: Final[dict[str, Any]] = {
     "scaled_embedding": True,
 }
 """What options of Megatron-LM do not say of them: fields of `ModelSpec`."""
+
+_EXAONE: Final = (
+    "--normalization RMSNorm --swiglu --disable-bias-linear --group-query-attention --num-query-groups 4 --qk-layernorm "
+    "--position-embedding-type rope --attention-dropout 0 --hidden-dropout 0"
+)
+EXAONE: Final = {
+    f"exaone, {name}": f"--bf16 {_EXAONE} {words}"
+    for name, words in {
+        "alone": "",
+        "small vocabulary": "--vocab-size 500",
+        "micro-batch 1": "--micro-batch-size 1 --vocab-size 500",
+        "dropout": "--hidden-dropout 0.1 --vocab-size 500",
+        "tp2": "--tensor-model-parallel-size 2 --vocab-size 500",
+        "tp2 sp": f"{_SP} --vocab-size 500",
+        "tp2 pp2 sp": f"{_SP} --pipeline-model-parallel-size 2",
+        "cp2": "--context-parallel-size 2",
+        "full recompute": f"{_FULL} --vocab-size 500",
+        "recomputed attention": "--recompute-granularity selective --recompute-modules core_attn",
+        "adapters, tp2 sp": f"{_SP} --info-lora 64",
+        "adapters, full recompute": f"{_FULL} --info-lora 64",
+        "distributed optimizer, overlap": "--overlap-grad-reduce --overlap-param-gather",
+    }.items()
+}
+"""Layers of EXAONE 4 in Megatron-Bridge, which have norms after attention and FFN in place of those before them."""
+EXAONE_FIELDS: Final[dict[str, Any]] = {"branch_norms": True, "norms_in_projections": True, "norm_modules": "none"}
+"""What options of Megatron-LM do not say of them."""

@@ -21,7 +21,7 @@ from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.trace.compare import MODEL
 from tests.allocator_hook.shadow.absorbed_layouts import ABSORBED, SHARES_OF_PAIRS
 from tests.allocator_hook.shadow.adapter_layouts import ADAPTERS, HELD_BY_GRAPH, adapter_fields
-from tests.allocator_hook.shadow.branch_norm_layouts import BRANCH_NORMS, GEMMA, GEMMA_FIELDS
+from tests.allocator_hook.shadow.branch_norm_layouts import BRANCH_NORMS, EXAONE, EXAONE_FIELDS, GEMMA, GEMMA_FIELDS
 from tests.allocator_hook.shadow.conftest import Record
 from tests.allocator_hook.shadow.creation_layouts import CREATION, CREATION_BASE
 from tests.allocator_hook.shadow.distillation_layouts import BATCHED, DISTILLATIONS, KNOWN_OF_STUDENTS, STUDENTS
@@ -148,6 +148,7 @@ GRID = {
     **HEADS,
     **BRANCH_NORMS,
     **GEMMA,
+    **EXAONE,
     **CREATION,
     **ABSORBED,
     "gpt": "--bf16",
@@ -440,7 +441,21 @@ HELD_BY_PLAN = [name for name in FOUND if name.startswith("overlapped microbatch
 """Layouts whose first layer does not keep its input after its backward. The schedule plan references the output of the embedding
 until it is freed itself, between two microbatches, so that the trace does not list this output as saved."""
 SINCE = dict.fromkeys(
-    [*FOUND, *HYBRID, *ENCODERS, *VISION, *MULTIMODAL, *ADAPTERS, *FROZEN, *HEADS, *STUDENTS, *BRANCH_NORMS, *GEMMA, *CREATION],
+    [
+        *FOUND,
+        *HYBRID,
+        *ENCODERS,
+        *VISION,
+        *MULTIMODAL,
+        *ADAPTERS,
+        *FROZEN,
+        *HEADS,
+        *STUDENTS,
+        *BRANCH_NORMS,
+        *GEMMA,
+        *EXAONE,
+        *CREATION,
+    ],
     "0.16",
 ) | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
@@ -624,7 +639,8 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         head, student = HEAD_OUTPUTS.get(name), DISTILLATIONS.get(name)
         model = replace(job.model, frozen_parameters=FROZEN_PARAMETERS.get(name), head_outputs=head, distillation=student)
         model = replace(model, token_score=name in TOKEN_SCORES, branch_norms=name in BRANCH_NORMS, value_head=name in VALUE_HEADS)
-        job = replace(job, model=replace(model, **GEMMA_FIELDS) if name in GEMMA else model)
+        own = GEMMA_FIELDS if name in GEMMA else EXAONE_FIELDS if name in EXAONE else {}
+        job = replace(job, model=replace(model, **own))
         report = predict(job)
     except InputError as error:
         if Version("0.14") <= RELEASE < Version("0.17"):

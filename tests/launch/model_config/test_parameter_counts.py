@@ -73,7 +73,7 @@ def counts_of(reference: str | Path, *more: str) -> ParameterCounts:
 @pytest.mark.parametrize("name", PUBLISHED["parameters"])
 def test_published_models(name: str, tmp_path: Path) -> None:
     config = published()[name]["config"]
-    if config["model_type"] in ("gemma2", "gemma3_text", "gemma3", "gemma4"):  # its layers are those of Megatron-Bridge
+    if config["model_type"] in ("gemma2", "gemma3_text", "gemma3", "gemma4", "exaone4"):  # its layers are those of Megatron-Bridge
         (tmp_path / "config.yaml").write_text(gemma_container(config))
         found = read_launch(["config.yaml", "--info-world-size", "8"], environ={}, folder=tmp_path).job
         assert parameter_counts(found.model, full_model(found)).unpadded == PUBLISHED["parameters"][name] + DIFFERENCES.get(name, 0)

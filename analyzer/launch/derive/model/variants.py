@@ -1,7 +1,7 @@
 """Models with modules that Megatron-LM does not have, and a library adds: norms of the outputs of attention and FFN, and others.
 
 Sources: model/gpts/glm4.py of mcore-bridge 1.6, with which ms-swift builds GLM-4; docker/patch/latest/megatron.patch of slime;
-models/gemma/gemma{,2,3}_provider.py of Megatron-Bridge, August 2026.
+models/gemma and models/exaone/exaone4 of Megatron-Bridge, August 2026.
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ _VARIANTS: Final[Mapping[Variant, _Facts]] = {
             "norms of values and the soft cap of the logits"
         ),
     ),
+    "EXAONE 4": _Facts(
+        builders=(BRIDGE, NEMO_RL),
+        fields={"branch_norms": True, "norms_in_projections": True, "norm_modules": "none"},
+        described=f"{_NORMS} in place of those before them",
+    ),
     "Gemma 3 with images": _Facts(
         builders=(BRIDGE, NEMO_RL),
         fields=_GEMMA_3,
@@ -93,7 +98,7 @@ def with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
         raise UnsupportedError(MODEL, fault, f"analyze a launch of {' or '.join(facts.builders)}, which add{_ending(facts)} them")
     verb = "are those" if facts.fields.get("branch_norms") else "is that"
     launch.assume(f"The {facts.described} {verb} that {builder} adds to modules of Megatron-LM.")
-    reason = next(_not_modelled(job), "") if facts.fields.get("branch_norms") else ""
+    reason = next(_not_modelled(job, parts.variant), "") if facts.fields.get("branch_norms") else ""
     withheld = (*job.withheld, *([f"{_NORMS} are not modelled {reason}"] if reason else []))
     withheld += (facts.not_counted,) if facts.not_counted else ()
     if not splits_sequences(parts.variant) and job.parallel.context > 1:
@@ -128,7 +133,7 @@ def _ending(facts: _Facts) -> str:
     return "s" if len(facts.builders) == 1 else ""
 
 
-def _not_modelled(job: TrainingJob) -> Iterator[str]:
+def _not_modelled(job: TrainingJob, variant: Variant) -> Iterator[str]:
     """Fragments of a sentence: in which launches the norms were not compared with recorded runs."""
     reasons = {
         "with MTP layers": job.model.mtp_num_layers > 0,
@@ -136,6 +141,7 @@ def _not_modelled(job: TrainingJob) -> Iterator[str]:
         "with fp32 residual connections": job.model.fp32_residual_connection,
         "with recomputed norms or FFN": bool({"layernorm", "mlp"} & set(job.recompute.modules)),
         "with FP4": job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4",
+        "in FP8 without norms before attention and FFN": job.precision.fp8 is not None and variant == "EXAONE 4",
         "with FSDP": job.fsdp is not None,
         "with CUDA graphs": job.graphs is not None,
         "with activation offloading": job.activation_offload is not None,

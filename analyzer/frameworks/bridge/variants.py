@@ -1,7 +1,8 @@
-"""The fields of the providers of Gemma in a ConfigContainer of Megatron-Bridge as those of other providers.
+"""Models with modules of Megatron-Bridge in a ConfigContainer: which one it is, and its fields as those of other models.
 
-Sources: models/gemma/gemma_provider.py, gemma2_provider.py, gemma3_provider.py and gemma4_provider.py, and
-models/gemma_vl/gemma3_vl_provider.py and gemma4_vl_provider.py of Megatron-Bridge, August 2026.
+Sources: models/gemma/gemma_provider.py, gemma2_provider.py, gemma3_provider.py and gemma4_provider.py,
+models/gemma_vl/gemma3_vl_provider.py and gemma4_vl_provider.py, and models/exaone/exaone4/exaone4_provider.py of Megatron-Bridge,
+August 2026.
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "Gemma4VLModelProvider": "Gemma 4",
 }
 """By the class of the provider."""
+_BY_LAYERS: Final[Mapping[str, Variant]] = {"exaone4_layer_spec": "EXAONE 4"}
+"""By the function in transformer_layer_spec, of models that have no provider of their own."""
+_LAYERS: Final = "transformer_layer_spec"
+_OF_MEGATRON: Final = frozenset({
+    "default_layer_spec", "transformer_engine_layer_spec", "transformer_engine_full_layer_spec", "get_gpt_decoder_block_spec",
+    "get_gpt_layer_with_transformer_engine_spec", "get_transformer_block_with_experimental_attention_variant_spec",
+    "gemma_layer_spec", "gemma2_layer_spec", "gemma3_layer_spec", "gemma4_block_spec", "ministral_layer_spec", "olmoe_layer_spec",
+    "get_llama4_layer_spec", "minimax_m2_layer_spec", "_ernie45_decoder_block_spec",
+})  # fmt: skip
+"""Other functions whose layers are those of Megatron-LM, or that the provider stands for."""
 _READ: Final = (
     "interleaved_attn_pattern", "attn_logit_softcapping", "final_logit_softcapping", "global_head_dim", "attention_k_eq_v",
     "num_global_key_value_heads", "global_rotary_percent",
@@ -32,18 +43,22 @@ _READ: Final = (
 """Fields that are read here, or that the variant counts."""
 
 
-class Gemma(NamedTuple):
+class Read(NamedTuple):
     """What options do not say of the model, and its fields."""
 
     parts: ModelParts
     model: Tree
+    unknown: tuple[str, ...] = ()
+    """Settings whose effect on memory is not known."""
 
 
-def read_gemma(model: Tree) -> Gemma:
+def read_variant(model: Tree) -> Read:
     """The fields with the windows as Megatron-LM has them. Raises InputError for windows of another form."""
-    variant = VARIANTS.get(str(model.get(TARGET, "")).rpartition(".")[2])
+    layers = model.get(_LAYERS)
+    variant = VARIANTS.get(str(model.get(TARGET, "")).rpartition(".")[2]) or _BY_LAYERS.get(str(layers))
     if variant is None:
-        return Gemma(ModelParts(builder=BRIDGE), model)
+        other = isinstance(layers, str) and layers not in _OF_MEGATRON
+        return Read(ModelParts(builder=BRIDGE), model, (f"model.{_LAYERS}={layers}",) if other else ())
     fields = {name: value for name, value in model.items() if name not in _READ}
     if not splits_sequences(variant) and (natural(str(model.get("context_parallel_size"))) or 1) > 1:
         fault = f"Megatron-Bridge refuses context parallelism with the attention of {variant}"
@@ -64,7 +79,7 @@ def read_gemma(model: Tree) -> Gemma:
     if variant == "Gemma 3 with images":
         # the biases have the windows, and the kernel reads all pairs (`Gemma3TEDotProductAttention`)
         fields.pop("window_size", None)
-    return Gemma(ModelParts(variant=variant, builder=BRIDGE, global_heads=_global_heads(model)), fields)
+    return Read(ModelParts(variant=variant, builder=BRIDGE, global_heads=_global_heads(model)), fields)
 
 
 def _global_heads(model: Tree) -> GlobalHeads | None:
