@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.api import problem_of, read_launch, report_of, with_time
 from analyzer.cli.output import standard_output, write_json
-from analyzer.errors import DOES_NOT_FIT, FITS, INTERRUPTED, InputError
+from analyzer.errors import DOES_NOT_FIT, FITS, INTERRUPTED, InputError, UnsupportedError
 from analyzer.launch.info_options import FLAGS, GPU, OF_SEARCH, value_of
 from analyzer.predict import predict
 
@@ -48,6 +48,9 @@ def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
     launches = [read_launch([*argv, *((GPU, name) if name else ())], environ=environ, folder=folder) for name in names]
     options = launches[0].options
     _check(options)
+    if launches[0].job.model.compressed_attention is not None:
+        fault = "layouts of DeepSeek-V4 are not compared, because its memory was not compared with recorded runs"
+        raise UnsupportedError("--info-search", fault, "analyze the layouts one by one")
     if options.search_days is not None and not options.search_fewest_gpus:
         remedy = "add --info-search-fewest-gpus, or leave it out"
         raise InputError("--info-search-days", "is only used with --info-search-fewest-gpus", remedy)

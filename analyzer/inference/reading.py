@@ -17,6 +17,7 @@ from analyzer.inference.forward_job import forward_job
 from analyzer.inference.kv_cache import requests_of_blocks
 from analyzer.inference.memory import largest_batch, stage_layers
 from analyzer.launch.build import build
+from analyzer.launch.derive.model.variants import is_counted
 from analyzer.launch.derive.reading import option, positive
 from analyzer.launch.inference.options import INFERENCE, MOST, STATIC_SCRIPTS, without_script_options
 from analyzer.launch.inference.spec import inference_spec, requests_option, without_effect
@@ -28,7 +29,8 @@ from analyzer.time.inputs import time_inputs
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.info_options import InfoOptions
-    from analyzer.specs import InferenceSpec
+    from analyzer.specs import InferenceSpec, ModelSpec
+    from analyzer.specs.vision_part import Variant
     from analyzer.time.estimate import TimeInputs
 
 _TRAINING_VALUES: Final[Mapping[str, object]] = {
@@ -102,10 +104,7 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
     if training.model.hybrid is not None:
         raise UnsupportedError("--hybrid-layer-pattern", "inference of Mamba hybrids is not modelled", "use a GPT")
     model = training.model
-    if any((model.sparse_attention, model.linear_attention, model.plugin, model.compressed_attention)):
-        raise UnsupportedError(
-            "--experimental-attention-variant", "inference with sparse or linear attention is not modelled", "use a GPT without it"
-        )
+    _check_attention(model, arguments.parts.variant)
     if training.model.family != "gpt":
         raise UnsupportedError(arguments.entry or "the script", "trains no GPT, and only GPTs generate text", "use pretrain_gpt.py")
     spec = inference_spec(arguments, script, options.inference, options.quantize, model=training.model)
@@ -131,6 +130,17 @@ def read_inference(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         folder=folder,
         command=tuple(argv),
     )
+
+
+def _check_attention(model: ModelSpec, variant: Variant | None) -> None:
+    """Raises UnsupportedError for models whose generation is not modelled."""
+    if model.sparse_attention or model.linear_attention:
+        fault = "inference with sparse or linear attention is not modelled"
+        raise UnsupportedError("--experimental-attention-variant", fault, "use a GPT without it")
+    not_counted = variant is not None and not is_counted(variant)
+    if model.plugin or model.compressed_attention or not_counted:
+        named = variant or ("the layers of DeepSeek-V4" if model.compressed_attention else "the modules of a plugin")
+        raise UnsupportedError("the model", f"inference of {named} is not modelled", "use a GPT with the layers of Megatron-LM")
 
 
 def asks_for_serving(options: InfoOptions) -> bool:

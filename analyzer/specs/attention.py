@@ -211,6 +211,8 @@ class CompressedModel:
     hyper_connections: HyperConnectionSpec | None
     hash_layers: int
     """The first layers, in which a table of all tokens chooses the experts."""
+    layers: int
+    """Decoder layers that the ratios are for; those after them are for MTP layers."""
 
 
 def layers_with_indexers(count: int, *, every: int, after: int) -> tuple[bool, ...]:

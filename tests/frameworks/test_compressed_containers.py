@@ -102,7 +102,7 @@ def test_parameters_without_hyper_connections() -> None:
 
 def test_context_parallel_ranks_exchange_keys() -> None:
     """`_forward_thd_cp`: rows before the part of a rank, compressed keys with their gradients, and those of the indexer."""
-    report = report_of(context_parallel_size=2)
+    report = report_of(context_parallel_size=2, cp_partition_mode="contiguous")
     calls = {
         (call.kind, call.phase, call.shape)
         for kernel in modules_of(report, ModuleKind.COMPRESSED_ATTENTION)
@@ -125,8 +125,45 @@ def test_context_parallel_ranks_exchange_keys() -> None:
         ({"csa_compress_ratios": [0, 4]}, "list of 44 ratios"),
         ({"csa_dense_mode": True}, "csa_dense_mode"),
         ({"o_groups": None}, "model.o_groups: is missing"),
+        ({"o_groups": 0}, "model.o_groups: 0 is not a number of 1 or more"),
+        ({"o_groups": 7}, "64 heads cannot be divided into 7 groups"),
+        ({"num_residual_streams": "abc"}, "model.num_residual_streams: 'abc' is not a number"),
+        ({"moe_n_hash_layers": -1}, "model.moe_n_hash_layers: -1 is not a number"),
+        ({"moe_n_hash_layers": 44}, "hashed routing in the first 44"),
+        ({"dsa_indexer_loss_coeff": "abc"}, "model.dsa_indexer_loss_coeff: 'abc' is not a number"),
+        ({"context_parallel_size": 2}, "another partition than contiguous"),
+        ({"hidden_dropout": 0.1}, "--hidden-dropout: is not modelled with hyper-connections"),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn"]}, "graphs of layers with hyper-connections"),
     ],
 )
 def test_refused(model: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         report_of(**model)
+
+
+def test_one_module_to_recompute_may_be_a_string() -> None:
+    assert report_of(recompute_modules="mhc").job.model == report_of(recompute_modules=["mhc"]).job.model
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--mtp-num-layers 2", "--mtp-num-layers: 2 layers, and the model states the attention of 1"),
+        ("--num-layers 45", "--num-layers: 45 layers, and the model states the attention of 43"),
+        ("--num-layers 2", "hashed routing in the first 3"),
+        ("--v-head-dim 256", "--v-head-dim: 256, and the attention of the model has 512"),
+        ("--q-lora-rank 512", "--q-lora-rank: 512, and the attention of the model has 1024"),
+    ],
+)
+def test_options_that_contradict_the_model(words: str, message: str) -> None:
+    line = f"--info-model deepseek-ai/DeepSeek-V4-Flash --nproc-per-node 8 --nnodes 8 --info-megatron 0.19.0 {words}"
+    with pytest.raises(InputError, match=message):
+        analyzer.analyze(f"{line} --expert-model-parallel-size 8", environ={}, folder="/nowhere")
+
+
+def test_fewer_layers_keep_the_attention_of_the_mtp_layer() -> None:
+    line = "--info-model deepseek-ai/DeepSeek-V4-Flash --nproc-per-node 8 --nnodes 8 --info-megatron 0.19.0 --num-layers 40"
+    report = analyzer.analyze(f"{line} --expert-model-parallel-size 8 --mtp-num-layers 1", environ={}, folder="/nowhere")
+    attention = report.job.model.compressed_attention
+    assert attention is not None
+    assert attention.ratios == (0, 0, *[4, 128] * 19, 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from analyzer.errors import UnsupportedError
+from analyzer.errors import InputError, UnsupportedError
 from analyzer.modules.tree import Module
 from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
@@ -94,6 +94,20 @@ def test_nemo_rl_reads_it_from_the_catalogue(tmp_path: Path) -> None:
     assert found.model.global_heads == job_of(tmp_path).model.global_heads
     assert found.model.windowed == ((True,) * 5 + (False,)) * 5
     assert NOT_COUNTED in found.withheld
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model.num_moe_experts=null",), "layers of Gemma 4 without experts"),
+        (("model.moe_layer_freq=2",), "layers of Gemma 4 without experts"),
+        (("model.global_head_dim=abc",), "model.global_head_dim: 'abc' is not a number of 1 or more"),
+        ((IMAGES[0], "model.vision_config=null"), "model.vision_config: None has no sizes"),
+    ],
+)
+def test_other_containers_are_refused(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        job_of(tmp_path, *words)
 
 
 def test_dense_models_are_refused(tmp_path: Path) -> None:

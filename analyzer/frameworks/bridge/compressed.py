@@ -46,11 +46,14 @@ def read_compressed(model: Tree) -> Compressed:
         fault = "layers that read all keys of 4 tokens are not modelled"
         raise UnsupportedError("model.csa_dense_mode", fault, "write model.csa_dense_mode=false")
     fields = {name: value for name, value in model.items() if name not in _OF_RELEASE and not name.startswith(_PREFIXES)}
+    if (natural(str(model.get("context_parallel_size"))) or 1) > 1 and model.get("cp_partition_mode") != "contiguous":
+        fault = "Megatron-LM refuses context parallelism with the attention of DeepSeek-V4 and another partition than contiguous"
+        raise InputError("model.cp_partition_mode", fault, "write model.cp_partition_mode=contiguous")
     modules = model.get("recompute_modules")
-    named = [str(each) for each in modules] if isinstance(modules, list) else []
+    named = [str(each) for each in (modules if isinstance(modules, list) else [modules] if modules else [])]
     fields["recompute_modules"] = [each for each in named if each != "mhc"] or None
     selective = model.get("recompute_granularity") == "selective"
-    if selective and not fields["recompute_modules"]:
+    if selective and named and not fields["recompute_modules"]:
         fields["recompute_granularity"] = None
     head = _size(model, "v_head_dim")
     fields |= {"qk_head_dim": head - _size(model, "qk_pos_emb_head_dim"), "kv_lora_rank": head, "multi_latent_attention": True}
@@ -60,15 +63,16 @@ def read_compressed(model: Tree) -> Compressed:
     connections = None
     if is_true(model.get("enable_hyper_connections")):
         connections = HyperConnectionSpec(
-            streams=natural(str(model.get("num_residual_streams"))) or 4,
-            iterations=natural(str(model.get("mhc_sinkhorn_iterations"))) or 20,
+            streams=_number(model, "num_residual_streams", 4),
+            iterations=_number(model, "mhc_sinkhorn_iterations", 20),
             fused=is_true(model.get("use_fused_mhc")),
             recomputed=selective and "mhc" in named,
         )
     parts = CompressedModel(
         attention=_attention(model, head),
         hyper_connections=connections,
-        hash_layers=natural(str(model.get("moe_n_hash_layers"))) or 0,
+        hash_layers=_number(model, "moe_n_hash_layers", 0),
+        layers=_size(model, "num_layers"),
     )
     return Compressed(parts, {name: value for name, value in fields.items() if value is not None}, _RELEASE)
 
@@ -76,7 +80,9 @@ def read_compressed(model: Tree) -> Compressed:
 def _attention(model: Tree, head: int) -> CompressedAttentionSpec:
     fused = model.get("apply_dsa_kernel_fusion")
     kernels = is_true(fused) if fused is not None else model.get("dsa_kernel_backend") == "cudnn"
-    coefficient = model.get("dsa_indexer_loss_coeff")
+    coefficient = model.get("dsa_indexer_loss_coeff") or 0
+    if not isinstance(coefficient, int | float):
+        raise InputError("model.dsa_indexer_loss_coeff", f"{coefficient!r} is not a number", "write 0 for no loss")
     return CompressedAttentionSpec(
         ratios=_ratios(model),
         head_dim=head,
@@ -88,7 +94,7 @@ def _attention(model: Tree, head: int) -> CompressedAttentionSpec:
         index_head_dim=_size(model, "dsa_indexer_head_dim"),
         topk=_size(model, "dsa_indexer_topk"),
         kernels=kernels,
-        logged=isinstance(coefficient, int | float) and coefficient > 0,
+        logged=coefficient > 0,
     )
 
 
@@ -104,7 +110,18 @@ def _ratios(model: Tree) -> tuple[int, ...]:
 
 
 def _size(model: Tree, name: str) -> int:
-    value = natural(str(model.get(name)))
-    if not value:
+    if model.get(name) is None:
         raise InputError(f"model.{name}", "is missing: the attention of DeepSeek-V4 needs it", "give the complete ConfigContainer")
+    value = natural(str(model[name]))
+    if not value:
+        raise InputError(f"model.{name}", f"{model[name]!r} is not a number of 1 or more", "write that of the model")
+    return value
+
+
+def _number(model: Tree, name: str, default: int) -> int:
+    """A number that has a default. Raises InputError for another value."""
+    given = model.get(name)
+    value = default if given is None else natural(str(given))
+    if value is None or value < min(default, 1):
+        raise InputError(f"model.{name}", f"{given!r} is not a number of {min(default, 1)} or more", "write that of the model")
     return value

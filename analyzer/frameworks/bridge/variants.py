@@ -63,10 +63,6 @@ def read_variant(model: Tree) -> Read:
     if not splits_sequences(variant) and (natural(str(model.get("context_parallel_size"))) or 1) > 1:
         fault = f"Megatron-Bridge refuses context parallelism with the attention of {variant}"
         raise InputError("model.context_parallel_size", fault, "write model.context_parallel_size=1")
-    backend = model.get("attention_backend")
-    if variant == "Gemma 3 with images" and backend not in (None, "auto", "fused"):
-        fault = f"Megatron-Bridge refuses {backend} attention with the attention biases of {variant}"
-        raise InputError("model.attention_backend", fault, "write model.attention_backend=auto")
     if variant == "Gemma 2":
         # every second layer, from the first one on (`Gemma2DotProductAttention`)
         fields |= {"window_attn_skip_freq": 2}
@@ -79,14 +75,22 @@ def read_variant(model: Tree) -> Read:
     if variant == "Gemma 3 with images":
         # the biases have the windows, and the kernel reads all pairs (`Gemma3TEDotProductAttention`)
         fields.pop("window_size", None)
-    return Read(ModelParts(variant=variant, builder=BRIDGE, global_heads=_global_heads(model)), fields)
+    return Read(
+        ModelParts(variant=variant, builder=BRIDGE, global_heads=_global_heads(model) if variant == "Gemma 4" else None), fields
+    )
 
 
-def _global_heads(model: Tree) -> GlobalHeads | None:
+def _global_heads(model: Tree) -> GlobalHeads:
     """The heads of layers without a window (`Gemma4SelfAttention`). Their projection has rows of values also if it ties these."""
-    width = natural(str(model.get("global_head_dim")))
-    groups = natural(str(model.get("num_global_key_value_heads"))) or natural(str(model.get("num_query_groups")))
-    return None if width is None or groups is None else GlobalHeads(head_dim=width, groups=groups)
+    return GlobalHeads(head_dim=_heads(model, "global_head_dim", 512), groups=_heads(model, "num_global_key_value_heads", 2))
+
+
+def _heads(model: Tree, name: str, default: int) -> int:
+    """A size of the heads of layers without a window, with the default of the provider."""
+    value = natural(str(model.get(name, default)))
+    if not value:
+        raise InputError(f"model.{name}", f"{model[name]!r} is not a number of 1 or more", f"write {default}, for example")
+    return value
 
 
 def check_packing(parts: ModelParts, *, packed: bool) -> None:

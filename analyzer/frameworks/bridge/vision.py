@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from analyzer.errors import UnsupportedError
+from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_vision
 from analyzer.frameworks.containers import TARGET, Tree
 from analyzer.frameworks.options import is_true
@@ -80,6 +80,8 @@ def read_vision(model: Tree) -> Vision:
     whole = model.get("hf_config")
     whole = whole if isinstance(whole, Mapping) else {}
     given = model.get("vision_config") or whole.get("vision_config")
+    if kind in ("gemma3", "gemma4", "kimi_k25") and not isinstance(given, Mapping):
+        raise InputError("model.vision_config", f"{given!r} has no sizes of the vision part", "give the complete ConfigContainer")
     fields: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     inner = fields.get("config_dict")
     fields = {key: value for key, value in (inner if isinstance(inner, Mapping) else fields).items() if key != TARGET}

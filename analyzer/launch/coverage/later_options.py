@@ -15,9 +15,9 @@ from analyzer.errors import UnsupportedError
 _LATER: Final = (
     (
         r"(?:.*_)?mhc(?:_.*)?|.*hyper_connections?(?:_.*)?|.*residual_streams|hc_.*",
-        "hyper-connections (several residual streams) are not modelled",
+        "hyper-connections (several residual streams) are read from containers of Megatron-Bridge and with --info-model only",
     ),
-    (r"csa_.*|dsv4_.*", "the compressed sparse attention of DeepSeek-V4 is not modelled"),
+    (r"csa_.*|dsv4_.*", "the attention of DeepSeek-V4 is read from containers of Megatron-Bridge and with --info-model only"),
     (r"kda_.*", "Kimi delta attention is not modelled; no known release of Megatron-LM has it"),
 )
 """Patterns of dests, and the fault of the options."""

@@ -43,7 +43,8 @@ def _not_modelled(spec: FreezeSpec, job: TrainingJob) -> Iterator[str]:
         "in hybrid models": model.hybrid is not None,
         "with MTP layers": model.mtp_num_layers > 0,
         "with linear attention": model.linear_attention is not None,
-        "with sparse attention": model.sparse_attention is not None or model.plugin is not None,
+        "with sparse attention": model.sparse_attention is not None,
+        f"with {'' if model.plugin is None else model.plugin.described}": model.plugin is not None,
         "with the attention of DeepSeek-V4": model.compressed_attention is not None,
         "with tied embeddings and pipeline stages, which have copies of other names": several and model.tied_embeddings,
         "by numbers of layers, which begin at 0 in each stage of interleaved pipelines": parallel.virtual_pipeline is not None

@@ -70,7 +70,8 @@ def _compressed(config: Configuration) -> CompressedModel:
             kernels=True,
         ),
         hyper_connections=HyperConnectionSpec(streams=streams, iterations=config.integer("hc_sinkhorn_iters", 20)),
-        hash_layers=config.integer("num_hash_layers", 0),
+        hash_layers=config.optional("num_hash_layers") or 0,
+        layers=config.integer("num_hidden_layers"),
     )
 
 
@@ -78,7 +79,7 @@ def _ratios(config: Configuration) -> tuple[int, ...]:
     """For each layer and MTP layer. Raises UnsupportedError for other ratios, which Megatron-LM refuses."""
     layers, depths = config.integer("num_hidden_layers"), config.optional("num_nextn_predict_layers") or 0
     named = config.get("layer_types")
-    if isinstance(named, list) and "compress_ratios" not in config.values:
+    if isinstance(named, list) and config.get("compress_ratios") is None:
         ratios = tuple(_LAYER_TYPES.get(str(each), -1) for each in named)
     else:
         ratios = tuple(config.integers("compress_ratios"))

@@ -26,7 +26,7 @@ _SHUFFLED: Final = 4
 def nemotron(config: Configuration, width: int) -> Iterator[VisionWeight]:
     """RADIO ViT-H in modules of Megatron with a projection of two layers, and the same for sound with the module of Parakeet.
 
-    `class_tokens` is 10 in Omni. Nano VL has 16, as for FP8 (`use_vision_backbone_fp8_arch`).
+    `class_tokens` is 10 in Omni. Nano VL has 16.
     """
     pixels = 3 * _PATCH**2
     yield from linear("vision_model.embedder", _HIDDEN, pixels, bias=False, split=COLUMN)

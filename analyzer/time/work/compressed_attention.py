@@ -51,7 +51,8 @@ def _pairs(sizes: Compressed) -> float:
     queries = min(sizes.shapes.model.sample_length or sizes.sequence, sizes.sequence)
     window = min(sizes.spec.window, queries)
     near = queries * window - window * (window - 1) / 2
-    far = min(sizes.read_keys - sizes.spec.window, queries // sizes.ratio) if sizes.ratio else 0
+    compressed = sizes.read_keys - min(sizes.spec.window, sizes.sequence)
+    far = min(compressed, queries // sizes.ratio) if sizes.ratio else 0
     limit = far * sizes.ratio  # the first queries that have these keys before them
     return (near + far * max(queries - limit / 2, queries / 2)) * sizes.shapes.s / queries
 

@@ -35,6 +35,13 @@ def counted(ratio: int, tokens: int, *, window: int, topk: int) -> int:
     return sum(min(window, i + 1) + (min(most, (i + 1) // ratio) if ratio else 0) for i in range(tokens))
 
 
+@pytest.mark.parametrize("tokens", [16, 64])
+@pytest.mark.parametrize("ratio", [0, 4, 128])
+def test_pairs_of_a_sequence_within_the_window(ratio: int, tokens: int) -> None:
+    found = _pairs(sizes_of(ratio, tokens, window=128, topk=512))
+    assert found == pytest.approx(counted(ratio, tokens, window=128, topk=512), abs=tokens / 2)
+
+
 @given(ratio=st.sampled_from([0, 4, 128]), groups=st.integers(2, 40), window=st.integers(1, 128), topk=st.integers(1, 300))
 def test_pairs_of_a_sequence(ratio: int, groups: int, window: int, topk: int) -> None:
     """Groups of keys are counted as if they grew by one element of a key for each query: half a key too many at most."""

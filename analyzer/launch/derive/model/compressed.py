@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.info_options import MODEL
 from analyzer.specs.release import is_before
 
 if TYPE_CHECKING:
     from analyzer.launch.derive.launch_input import LaunchInput
     from analyzer.specs import TrainingJob
+    from analyzer.specs.attention import CompressedModel
 
 
 def with_compressed_attention(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
@@ -24,6 +25,9 @@ def with_compressed_attention(launch: LaunchInput, job: TrainingJob) -> Training
     if is_before(job.megatron, "0.19"):
         fault = "the layers of DeepSeek-V4 are in the branch dev of Megatron-LM, which follows core 0.19"
         raise InputError(MODEL, fault, "add --info-megatron 0.19.0")
+    parts = replace(parts, attention=replace(parts.attention, ratios=_ratios(parts, job)))
+    _check_sizes(parts, job)
+    _check_features(parts, job)
     launch.assume(
         "The layers of DeepSeek-V4 are those of the branch dev of Megatron-LM: attention to the last tokens and to compressed keys"
         + (f", and a residual stream of {parts.hyper_connections.streams} parts." if parts.hyper_connections else "."),
@@ -34,3 +38,48 @@ def with_compressed_attention(launch: LaunchInput, job: TrainingJob) -> Training
     model = replace(job.model, moe=moe, compressed_attention=parts.attention, hyper_connections=parts.hyper_connections)
     reason = "the memory of the attention and of the residual stream of DeepSeek-V4 was not compared with recorded runs"
     return replace(job, model=model, withheld=(*job.withheld, reason))
+
+
+def _ratios(parts: CompressedModel, job: TrainingJob) -> tuple[int, ...]:
+    """Those of the decoder layers and MTP layers of the launch. Raises InputError if it has more of either than the model."""
+    given, layers, depths = parts.attention.ratios, job.model.num_layers, job.model.mtp_num_layers
+    for option, count, known in (("--num-layers", layers, parts.layers), ("--mtp-num-layers", depths, len(given) - parts.layers)):
+        if count > known:
+            fault = f"{count} layers, and the model states the attention of {known}"
+            raise InputError(option, fault, f"use {known} at most, or a configuration with more compression ratios")
+    return (*given[:layers], *given[parts.layers : parts.layers + depths])
+
+
+def _check_sizes(parts: CompressedModel, job: TrainingJob) -> None:
+    """Raises InputError for options that contradict the model, and for sizes that the layers refuse."""
+    mla, own = job.model.mla, parts.attention
+    assert mla is not None, "the options of DeepSeek-V4 have multi-latent attention"
+    pairs = (
+        ("--q-lora-rank", mla.q_lora_rank, own.q_lora_rank),
+        ("--kv-lora-rank", mla.kv_lora_rank, own.head_dim),
+        ("--v-head-dim", mla.v_head_dim, own.head_dim),
+        ("--qk-head-dim", mla.qk_head_dim, own.head_dim - mla.qk_pos_emb_head_dim),
+    )
+    for option, found, wanted in pairs:
+        if found != wanted:
+            raise InputError(
+                option, f"{found}, and the attention of the model has {wanted}", "leave it out, or change the configuration"
+            )
+    heads, groups = job.model.num_attention_heads, own.output_groups
+    if heads % groups:
+        fault = f"{heads} heads cannot be divided into {groups} groups of the output projection (o_groups)"
+        raise InputError("--num-attention-heads", fault, f"use a multiple of {groups}")
+    if parts.hash_layers > job.model.num_layers:
+        fault = f"{job.model.num_layers} layers, and the model has hashed routing in the first {parts.hash_layers}"
+        raise InputError("--num-layers", fault, f"use {parts.hash_layers} or more")
+
+
+def _check_features(parts: CompressedModel, job: TrainingJob) -> None:
+    """Raises UnsupportedError for what is not modelled together with hyper-connections."""
+    if parts.hyper_connections is None:
+        return
+    if job.graphs is not None and "full_iteration" not in job.graphs.scope:
+        fault = "graphs of layers with hyper-connections are not modelled"
+        raise UnsupportedError("--cuda-graph-scope", fault, "use full_iteration, or leave --cuda-graph-impl out")
+    if job.model.hidden_dropout:
+        raise UnsupportedError("--hidden-dropout", "is not modelled with hyper-connections", "write --hidden-dropout 0")

@@ -87,6 +87,11 @@ def splits_sequences(variant: Variant) -> bool:
     return _VARIANTS[variant].splits_sequences
 
 
+def is_counted(variant: Variant) -> bool:
+    """Whether all of its modules are counted."""
+    return not _VARIANTS[variant].not_counted
+
+
 def with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     """The job with the added modules. Raises UnsupportedError for launches of a framework that does not build them."""
     parts = launch.arguments.parts
@@ -104,6 +109,13 @@ def with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     if not splits_sequences(parts.variant) and job.parallel.context > 1:
         fault = f"Megatron-Bridge refuses context parallelism with the attention of {parts.variant}"
         raise InputError("--context-parallel-size", fault, "set it to 1")
+    backend = launch.arguments.get("attention_backend")
+    if parts.variant == "Gemma 3 with images" and backend not in (None, "auto", "fused"):
+        fault = f"Megatron-Bridge refuses {backend} attention with the attention biases of {parts.variant}"
+        raise InputError("--attention-backend", fault, "write --attention-backend auto")
+    if parts.variant == "Gemma 4" and not (job.model.moe is not None and all(job.model.moe.layers)):
+        fault = "layers of Gemma 4 without experts have embeddings of their own, which are not modelled"
+        raise UnsupportedError(MODEL, fault, "give a model with experts in each layer")
     model = replace(job.model, **facts.fields, global_heads=parts.global_heads)
     if parts.variant == "Gemma 4":
         model = replace(model, plugin=_around_experts(model))
