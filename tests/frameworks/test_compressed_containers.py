@@ -15,6 +15,7 @@ from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module
 from analyzer.passes.stages import stage_models
 from analyzer.results import Report
+from analyzer.time.work.model_flops import _compressed_attention, model_flops
 
 COUNTS = json.loads((Path(__file__).parents[1] / "data" / "published_models.json").read_text(encoding="utf-8"))["parameters"]
 HIDDEN, STREAMS = 4096, 4
@@ -167,3 +168,18 @@ def test_fewer_layers_keep_the_attention_of_the_mtp_layer() -> None:
     attention = report.job.model.compressed_attention
     assert attention is not None
     assert attention.ratios == (0, 0, *[4, 128] * 19, 0)
+
+
+@pytest.mark.parametrize(("length", "token"), [(512, 33_894_051_840), (1024, 34_422_534_144), (4096, 36_536_463_360)])
+def test_flops_of_attention_are_those_that_megatron_counts(length: int, token: int) -> None:
+    """Six times what `_dsv4_hybrid_self_attention_flops` of the branch dev returns for a token and for a pair of tokens."""
+    model = report_of().job.model
+    assert model.compressed_attention is not None
+    assert _compressed_attention(model, model.compressed_attention, length) == (token, 288_768)
+
+
+def test_flops_of_a_token_are_those_of_a_published_run() -> None:
+    """128 GB200: 731.4 TFLOP/s for each GPU, and 8.1346 s for 2,048 sequences of 4,096 tokens (verification card)."""
+    job = report_of().job
+    found = model_flops(job) / (job.batch.global_batch_size * 4096)
+    assert found == pytest.approx(731.4e12 * 8.1346 * 128 / (2048 * 4096), rel=1e-4)

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from analyzer.specs import MlaSpec, ModelSpec, TrainingJob
+from analyzer.specs.attention import COMPRESSION, OVERLAPPING, STRONGEST, CompressedAttentionSpec
 from analyzer.specs.release import is_before
 
 _PASSES: Final = 3
@@ -229,7 +230,7 @@ class _Terms:
     """FLOPs of a token in each part of the model, and of a pair of tokens in the scores of attention."""
 
     ffn: float
-    projections: int
+    projections: float
     scores: float
     mtp: int
     logits: int
@@ -243,12 +244,35 @@ def _terms(job: TrainingJob, *, latent: bool) -> _Terms:
         + _routed_width(model, layers, latent=latent) * layers.moe
         + layers.shared_width * matrices * layers.moe
     )
-    projections, scores = _attention(model)
-    linear_layers, linear = _linear_attention(model)
-    full = layers.total - linear_layers
     mtp, logits = _mtp_and_logits(model)
     ffn = _PASSES * _FMA * model.hidden_size * width
-    return _Terms(ffn=ffn, projections=projections * full + linear * linear_layers, scores=scores * full, mtp=mtp, logits=logits)
+    if model.compressed_attention is not None:
+        projections, scores = _compressed_attention(model, model.compressed_attention, job.batch.seq_length)
+        return _Terms(ffn=ffn, projections=projections, scores=scores, mtp=mtp, logits=logits)
+    each, scores = _attention(model)
+    linear_layers, linear = _linear_attention(model)
+    full = layers.total - linear_layers
+    return _Terms(ffn=ffn, projections=each * full + linear * linear_layers, scores=scores * full, mtp=mtp, logits=logits)
+
+
+def _compressed_attention(model: ModelSpec, spec: CompressedAttentionSpec, sequence: int) -> tuple[float, float]:
+    """FLOPs of all layers of DeepSeek-V4: of a token, with the keys of its window and those chosen, and of a pair of tokens.
+
+    Source: `_dsv4_hybrid_self_attention_flops` (megatron/training/training.py) of the branch dev of Megatron-LM, August 2026.
+    """
+    hidden, heads, head = model.hidden_size, model.num_attention_heads, spec.head_dim
+    layers = {ratio: spec.ratios.count(ratio) for ratio in COMPRESSION.values()}
+    queries = spec.q_lora_rank * (hidden + heads * head + 1)
+    outputs = heads * head * spec.output_rank + spec.output_groups * spec.output_rank * hidden
+    token = float(sum(layers.values()) * (queries + (hidden + 1) * head + outputs + 2 * heads * spec.window * head))
+    keys = hidden * 2 * head  # of each token, and their weights
+    chosen = min(spec.topk, sequence // OVERLAPPING)
+    chosen_on_average = chosen * (1 - chosen * OVERLAPPING / (2 * sequence))
+    index = spec.index_heads * spec.index_head_dim
+    indexer = hidden * 4 * spec.index_head_dim + spec.q_lora_rank * index + hidden * spec.index_heads
+    token += layers[STRONGEST] * keys + layers[OVERLAPPING] * (2 * keys + 2 * heads * chosen_on_average * head + indexer)
+    pair = layers[STRONGEST] * heads * head / STRONGEST + layers[OVERLAPPING] * index / OVERLAPPING
+    return _PASSES * _FMA * token, _PASSES * _FMA * pair
 
 
 def _from_0_16(job: TrainingJob, *, latent: bool = False) -> float:
