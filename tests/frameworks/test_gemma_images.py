@@ -86,6 +86,11 @@ def test_kernels_without_attention_biases_are_refused(folder: Path) -> None:
         job(folder, "config.yaml", "model.attention_backend=flash", *WORLD)
 
 
+def test_a_pooling_head_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="a pooling head of its vision encoder"):
+        job(folder, "config.yaml", "model.vision_config.vision_use_head=true", *WORLD)
+
+
 def test_adapters_leave_the_vision_part_frozen(folder: Path) -> None:
     """The peft of a container freezes all weights; its targets (linear_qkv, linear_proj) are no names of layers of this part."""
     word = "+peft={_target_: megatron.bridge.peft.lora.LoRA, dim: 16, alpha: 32}"

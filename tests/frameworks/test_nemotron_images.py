@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import analyzer
+from analyzer.errors import InputError
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Parameter
 from analyzer.passes.stages import stage_models
@@ -78,6 +79,19 @@ def test_parameters_are_those_of_all_parts() -> None:
 )
 def test_parts_that_a_container_leaves_out(model: dict[str, Any], missing: int) -> None:
     assert report_of().parameters - report_of(**model).parameters == missing
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"sound_config": None}, "model.sound_config: None has no sizes of the encoder of sound"),
+        ({"sound_model_type": "whisper"}, "model.sound_model_type: an encoder of the type 'whisper' is not modelled"),
+        ({"vision_model_type": "siglip"}, "model.vision_model_type: an encoder of the type 'siglip' is not modelled"),
+    ],
+)
+def test_other_encoders_are_refused(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        report_of(**model)
 
 
 def test_frozen_sections() -> None:

@@ -106,7 +106,15 @@ def _nemotron(model: Tree, kind: str, name: str) -> Vision:
         values["projector_hidden_size"] = model["vision_proj_ffn_hidden_size"]
     if model.get("vision_class_token_len") is not None:
         values["class_tokens"] = model["vision_class_token_len"]
-    if is_true(model.get("has_sound")) and isinstance(model.get("sound_config"), Mapping):
+    for field, known in (("vision_model_type", "radio"), ("sound_model_type", "parakeet")):
+        encoder = str(model.get(field) or known)
+        if encoder.partition("_")[0] != known:  # such as parakeet_encoder
+            fault = f"an encoder of the type {encoder!r} is not modelled beside a hybrid of Nemotron"
+            raise UnsupportedError(f"model.{field}", fault, f"use {known}")
+    if is_true(model.get("has_sound")):
+        if not isinstance(model.get("sound_config"), Mapping):
+            fault = f"{model.get('sound_config')!r} has no sizes of the encoder of sound"
+            raise InputError("model.sound_config", fault, "give the complete ConfigContainer, or write model.has_sound=false")
         sound = {key: value for key, value in model["sound_config"].items() if key != TARGET}
         values["sound_config"] = sound | {"projection_hidden_size": model.get("sound_projection_hidden_size", 4096)}
     if is_true(model.get("separate_video_embedder")) and (natural(str(model.get("temporal_patch_dim"))) or 1) > 1:

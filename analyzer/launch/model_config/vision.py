@@ -178,6 +178,8 @@ def _intern(config: Configuration, width: int) -> Iterator[VisionWeight]:
 def _siglip(config: Configuration, width: int) -> Iterator[VisionWeight]:
     """Gemma 3: SigLIP without its pooling head, and a projection that Megatron-Bridge splits (`Gemma3VLMultimodalProjector`)."""
     vision = config.nested("vision_config")
+    if vision.flag("vision_use_head", False):
+        raise config.not_expressible("a pooling head of its vision encoder")
     hidden, depth = vision.integer("hidden_size", 768), vision.integer("num_hidden_layers", 12)
     ffn, patch = vision.integer("intermediate_size", 3072), vision.integer("patch_size", 16)
     channels, positions = vision.integer("num_channels", 3), (vision.integer("image_size", 224) // patch) ** 2
