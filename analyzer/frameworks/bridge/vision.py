@@ -85,10 +85,9 @@ def read_vision(model: Tree) -> Vision:
     fields: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     inner = fields.get("config_dict")
     fields = {key: value for key, value in (inner if isinstance(inner, Mapping) else fields).items() if key != TARGET}
-    width = natural(str(model.get("hidden_size"))) or 1
     vision = {"hidden_size": 1152 if kind.startswith("qwen3") else None, **fields}
     values = {**_of_projector(whole), "model_type": kind, "vision_config": vision}
-    weights = vision_weights(Configuration(values, name), width=width)
+    weights = _weights(Configuration(values, name), model)
     training = bridge_vision({key: value for key, value in model.items() if key.startswith("freeze_")}, "model.")
     if kind in ("gemma3", "gemma4", "mistral3", "kimi_k25"):
         return Vision(weights, training, {key: value for key, value in model.items() if key not in _READ})
@@ -119,10 +118,17 @@ def _nemotron(model: Tree, kind: str, name: str) -> Vision:
         values["sound_config"] = sound | {"projection_hidden_size": model.get("sound_projection_hidden_size", 4096)}
     if is_true(model.get("separate_video_embedder")) and (natural(str(model.get("temporal_patch_dim"))) or 1) > 1:
         values |= {"separate_video_embedder": True, "video_temporal_patch_size": model["temporal_patch_dim"]}
-    width = natural(str(model.get("hidden_size"))) or 1
-    weights = vision_weights(Configuration(values, name), width=width)
+    weights = _weights(Configuration(values, name), model)
     training = bridge_vision({key: value for key, value in model.items() if key.startswith("freeze_")}, "model.")
     return Vision(weights, training, {key: value for key, value in model.items() if not key.startswith(_OF_NEMOTRON)})
+
+
+def _weights(config: Configuration, model: Tree) -> VisionWeights | None:
+    """The weights of the fields of a provider. An error names the provider in place of an option."""
+    try:
+        return vision_weights(config, width=natural(str(model.get("hidden_size"))) or 1)
+    except InputError as error:
+        raise type(error)("model", error.fault, error.remedy) from error
 
 
 def _of_projector(config: Mapping[str, Any]) -> Tree:

@@ -16,12 +16,18 @@ from analyzer.specs.attention import COMPRESSION, CompressedAttentionSpec, Compr
 from analyzer.specs.vision_part import ModelParts
 
 _NOTE: Final = "{}: options do not give its attention, residual stream and routing, which are in the branch dev of Megatron-LM."
+_SCORES: Final = "sqrtsoftplus"
 _LAYER_TYPES: Final = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 """Tokens of a compressed key by the name that transformers has for the layer."""
 
 
 def deepseek_v4(config: Configuration) -> MegatronModel:
     """DeepSeek-V4 Flash and Pro. All layers have experts; the scores of the router have the tensors of a sigmoid."""
+    if config.text("scoring_func", _SCORES) != _SCORES:
+        raise config.not_expressible(f"scores of the router other than {_SCORES}")
+    kinds = config.get("mlp_layer_types")
+    if config.optional("first_k_dense_replace") or (isinstance(kinds, list) and "dense" in kinds):
+        raise config.not_expressible("layers without experts")
     layers, width, head = (config.integer(name) for name in ("num_hidden_layers", "moe_intermediate_size", "head_dim"))
     position = config.integer("qk_rope_head_dim", 64)
     experts = Experts(
