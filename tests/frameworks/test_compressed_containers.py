@@ -129,6 +129,7 @@ def test_context_parallel_ranks_exchange_keys() -> None:
         ({"o_groups": 0}, "model.o_groups: 0 is not a number of 1 or more"),
         ({"o_groups": 7}, "64 heads cannot be divided into 7 groups"),
         ({"num_residual_streams": "abc"}, "model.num_residual_streams: 'abc' is not a number"),
+        ({"num_residual_streams": 10_000_000}, "parts is above 1000, the most that are modelled"),
         ({"moe_n_hash_layers": -1}, "model.moe_n_hash_layers: -1 is not a number"),
         ({"moe_n_hash_layers": 44}, "hashed routing in the first 44"),
         ({"dsa_indexer_loss_coeff": "abc"}, "model.dsa_indexer_loss_coeff: 'abc' is not a number"),

@@ -6,7 +6,7 @@ Megatron: `TransformerConfig.__post_init__` and `DSv4HybridAttention` of the bra
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.info_options import MODEL
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from analyzer.launch.derive.launch_input import LaunchInput
     from analyzer.specs import TrainingJob
     from analyzer.specs.attention import CompressedModel
+
+_MOST_STREAMS: Final = 1000
 
 
 def with_compressed_attention(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
@@ -78,6 +80,9 @@ def _check_features(parts: CompressedModel, job: TrainingJob) -> None:
     """Raises UnsupportedError for what is not modelled together with hyper-connections."""
     if parts.hyper_connections is None:
         return
+    if parts.hyper_connections.streams > _MOST_STREAMS:
+        fault = f"a residual stream of {parts.hyper_connections.streams} parts is above {_MOST_STREAMS}, the most that are modelled"
+        raise UnsupportedError(MODEL, fault, "give less (hc_mult, or num_residual_streams)")
     if job.graphs is not None and "full_iteration" not in job.graphs.scope:
         fault = "graphs of layers with hyper-connections are not modelled"
         raise UnsupportedError("--cuda-graph-scope", fault, "use full_iteration, or leave --cuda-graph-impl out")
