@@ -16,7 +16,7 @@ from analyzer.errors import UnsupportedError
 from analyzer.memory.allocator.caching_allocator import OutOfMemory
 from analyzer.memory.allocator.iterations import Phase
 from analyzer.memory.allocator.of_rank import phases_of, states_of
-from analyzer.memory.allocator.replay import MAX_REQUESTS, RARE_MAX_REQUESTS, fragmentation, with_fragmentation
+from analyzer.memory.allocator.replay import MAX_REQUESTS, MOST_BYTES, RARE_MAX_REQUESTS, fragmentation, with_fragmentation
 from analyzer.memory.allocator.replicas import FIRST, Member, member_of, ranks_of_members, split
 from analyzer.memory.allocator.settings import AllocatorSettings
 from analyzer.memory.collector import collector_paused
@@ -131,6 +131,8 @@ def replayed_classes(
     by_memory = sorted(range(len(ranks)), key=lambda index: -ranks[index][1].memory.device_bytes)
     for number, index in enumerate(by_memory):
         stage, described = ranks[index]
+        if described.memory.device_bytes > MOST_BYTES:
+            continue
         phases = phases_of(job, stage)
         needed = sum(each.requests for each in phases if each is not None)
         if needed > (remaining if number else RARE_MAX_REQUESTS):

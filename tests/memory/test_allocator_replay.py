@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from analyzer.memory.allocator.caching_allocator import SMALL_SIZE
 from analyzer.memory.allocator.iterations import ReplayedIteration
 from analyzer.memory.allocator.model_states import ModelStates
-from analyzer.memory.allocator.replay import fragmentation
+from analyzer.memory.allocator.replay import MOST_BYTES, fragmentation
 from analyzer.memory.allocator.replicas import FIRST
 from analyzer.memory.allocator.script import NONE, TEMPORARY, Action, script
 from analyzer.memory.allocator.settings import AllocatorSettings
@@ -263,3 +263,11 @@ def test_the_first_iteration_is_part_of_the_run() -> None:
         static = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
         assert memory.peak_allocated_bytes == static + memory.activations_bytes + memory.transient_bytes
         assert memory.transient_bytes == sum(part.bytes for part in memory.transient_parts)
+
+
+def test_more_memory_than_the_addresses_of_a_pool_is_estimated() -> None:
+    """No GPU has it: the sizes of such a launch are a mistake, and the report says how much it would need."""
+    line = "--hidden-size 10000000 --num-attention-heads 8 --seq-length 1000000 --max-position-embeddings 1000000"
+    memory = rank_classes(job_of(line))[0].memory
+    assert memory.peak_allocated_bytes > MOST_BYTES
+    assert not memory.replayed

@@ -35,6 +35,8 @@ MAX_REQUESTS: Final = 25_000
 """Maximum number of requests for all ranks together: about 30 ms. Other ranks get an estimate without fragmentation."""
 RARE_MAX_REQUESTS: Final = 100_000
 """The same with rare features, whose iterations have more requests, and for the highest rank alone."""
+MOST_BYTES: Final = 2**46
+"""Ranks with more memory, which no GPU has, get an estimate too: the addresses of a pool end at four times as much."""
 IN_ITERATION: Final = (PeakEvent.FORWARD, PeakEvent.BACKWARD)
 
 
