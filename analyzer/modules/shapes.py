@@ -209,11 +209,11 @@ class Shapes:
             made_in=made_in,
         )
 
-    def stream(self, name: str, *, made_in: str = "") -> Tensor:
-        """The residual stream, of which hyper-connections have several parts."""
+    def stream(self, name: str, *, dtype: str | None = None, made_in: str = "") -> Tensor:
+        """The residual stream, of which hyper-connections have several parts: [s, b, h], or [s, b, n·h]."""
         if self.model.hyper_connections is None:
-            return self.hidden(name, dtype=self.residual_dtype, made_in=made_in)
-        return self.wide(name, self.model.stream_width, "n·h", made_in=made_in)
+            return self.hidden(name, dtype=dtype or self.residual_dtype, made_in=made_in)
+        return self.wide(name, self.model.stream_width, "n·h", dtype=dtype, made_in=made_in)
 
     def wide(self, name: str, width: int, symbol: str, *, dtype: str | None = None, shares: str = "", made_in: str = "") -> Tensor:
         """[s, b, width]: an activation inside a tensor-parallel region, `width` already divided by t."""

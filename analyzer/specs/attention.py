@@ -91,8 +91,8 @@ class AbsorbedSpec:
     """The keys of the indexer are normalized in fp32 (`--dsa-indexer-k-norm-fp32`)."""
 
     def chooses(self, layer: int) -> bool:
-        """Whether a decoder layer, counted from 0, has an indexer (`is_dsa_skip_topk_layer`)."""
-        return max(layer + 1 - self.after, 0) % self.every == 0
+        """Whether a decoder layer, counted from 0, has an indexer."""
+        return _has_indexer(layer, every=self.every, after=self.after)
 
     @property
     def shares(self) -> bool:
@@ -216,11 +216,13 @@ class CompressedModel:
 
 
 def layers_with_indexers(count: int, *, every: int, after: int) -> tuple[bool, ...]:
-    """For each of `count` layers, whether it has an indexer: each of the first ones until `after`, then every `every`-th one.
+    """For each of `count` layers, whether it has an indexer: each of the first ones until `after`, then every `every`-th one."""
+    return tuple(_has_indexer(layer, every=every, after=after) for layer in range(count))
 
-    Source: `is_dsa_skip_topk_layer` of megatron-core 0.19.0.
-    """
-    return tuple(max(layer - after, 0) % every == 0 for layer in range(1, count + 1))
+
+def _has_indexer(layer: int, *, every: int, after: int) -> bool:
+    """Whether a layer, counted from 0, has an indexer. Source: `is_dsa_skip_topk_layer` of megatron-core 0.19.0."""
+    return max(layer + 1 - after, 0) % every == 0
 
 
 @dataclass(frozen=True, kw_only=True)

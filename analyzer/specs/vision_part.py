@@ -21,6 +21,8 @@ VISION_TYPES: Final = (
     *NEMOTRON,
 )
 """The model_type of the configurations whose parts for images and sound are read."""
+ONE_POSITION: Final = frozenset({"internvl", "internvl_chat", "gemma3", "gemma4", "mistral3", "kimi_k25", *NEMOTRON})
+"""Types whose language model has one position of a token; the others have three, for time, height and width."""
 Part = Literal["vision", "sound"]
 """What a part reads. Its encoder and its projection are sections of their own, such as sound_model and sound_projection."""
 SECTIONS: Final = ("vision_model", "vision_projection", "sound_model", "sound_projection")

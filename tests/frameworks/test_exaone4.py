@@ -11,24 +11,13 @@ from analyzer.errors import UnsupportedError
 from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from analyzer.specs import TrainingJob
-from tests.frameworks.files import job, write
+from tests.frameworks.files import job, nemo_rl, write
 from tests.frameworks.gemma_containers import gemma_container
 from tests.launch.model_config.configurations import published
 
 NAME = "LGAI-EXAONE/EXAONE-4.0-1.2B"
 WORLD = ("--info-world-size", "8", "--info-gpu", "H100-80GB")
 FIELDS = published()[NAME]["config"]
-NEMO = """
-sft: {max_num_steps: 10}
-cluster: {gpus_per_node: 8, num_nodes: 1}
-policy:
-  model_name: MODEL
-  max_total_sequence_length: 4096
-  train_global_batch_size: 32
-  train_micro_batch_size: 1
-  precision: bfloat16
-  megatron_cfg: {enabled: true, tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, context_parallel_size: 1}
-"""
 
 
 def job_of(folder: Path, *words: str) -> TrainingJob:
@@ -62,7 +51,7 @@ def test_there_is_no_verdict_in_fp8(tmp_path: Path) -> None:
 
 def test_nemo_rl_reads_it_from_the_catalogue(tmp_path: Path) -> None:
     pytest.importorskip("omegaconf")
-    write(tmp_path, {"sft.yaml": NEMO.replace("MODEL", NAME)})
+    write(tmp_path, {"sft.yaml": nemo_rl(NAME)})
     model = job(tmp_path, "sft.yaml").model
     assert (model.branch_norms, model.norms_in_projections, model.norm_modules) == (True, True, "none")
 
@@ -71,7 +60,7 @@ def test_nemo_rl_reads_it_from_the_catalogue(tmp_path: Path) -> None:
 def test_models_with_windows_are_refused(changed: dict[str, object], tmp_path: Path) -> None:
     """Their layers without a window have no rotary positions, which `exaone4_layer_spec` gives all of them."""
     pytest.importorskip("omegaconf")
-    write(tmp_path, {"config.json": json.dumps({**FIELDS, **changed}), "sft.yaml": NEMO.replace("MODEL", str(tmp_path))})
+    write(tmp_path, {"config.json": json.dumps({**FIELDS, **changed}), "sft.yaml": nemo_rl(tmp_path)})
     with pytest.raises(UnsupportedError, match="rotary positions in a part of its layers"):
         job(tmp_path, "sft.yaml")
 

@@ -12,22 +12,11 @@ from analyzer.passes.stages import full_model, stage_models
 from analyzer.predict import predict
 from analyzer.predict.parameter_counts import parameter_counts
 from tests.data_files import data_file
-from tests.frameworks.files import job, write
+from tests.frameworks.files import job, nemo_rl, write
 from tests.frameworks.gemma_containers import gemma_container
 from tests.launch.model_config.configurations import published
 
 WORLD = ("--info-world-size", "8", "--info-gpu", "H100-80GB")
-NEMO = """
-sft: {max_num_steps: 10}
-cluster: {gpus_per_node: 8, num_nodes: 1}
-policy:
-  model_name: google/gemma-3-1b-it
-  max_total_sequence_length: 4096
-  train_global_batch_size: 32
-  train_micro_batch_size: 1
-  precision: bfloat16
-  megatron_cfg: {enabled: true, tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, context_parallel_size: 1}
-"""
 SOFT_CAPS = "the soft caps of logits and attention scores of Gemma 2, and its FlexAttention, are not counted"
 
 
@@ -122,7 +111,7 @@ def test_what_the_attention_of_gemma_2_refuses(word: str, fault: str, tmp_path: 
 def test_gemma_3_in_nemo_rl(tmp_path: Path) -> None:
     """NeMo-RL builds it with Megatron-Bridge."""
     pytest.importorskip("omegaconf")
-    write(tmp_path, {"sft.yaml": NEMO})
+    write(tmp_path, {"sft.yaml": nemo_rl("google/gemma-3-1b-it")})
     found = job(tmp_path, "sft.yaml")
     assert (found.model.norms_in_projections, found.model.local_rope, found.model.windowed[5]) == (True, True, False)
     counts = json.loads(data_file("published_models.json").read_text())["parameters"]

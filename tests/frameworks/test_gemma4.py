@@ -16,7 +16,7 @@ from analyzer.modules.tree import Module
 from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from analyzer.specs import TrainingJob
-from tests.frameworks.files import job, write
+from tests.frameworks.files import job, nemo_rl, write
 from tests.frameworks.gemma_containers import gemma_container
 from tests.launch.model_config.configurations import published
 
@@ -33,18 +33,6 @@ IMAGES = (
     "model.vision_config={model_type: gemma4_vision, hidden_size: 1152, intermediate_size: 4304, num_hidden_layers: 27, "
     "num_attention_heads: 16, num_key_value_heads: 16, head_dim: 72, patch_size: 16, position_embedding_size: 10240}",
 )
-NEMO = f"""
-sft: {{max_num_steps: 10}}
-cluster: {{gpus_per_node: 8, num_nodes: 1}}
-policy:
-  model_name: {NAME}
-  max_total_sequence_length: 4096
-  train_global_batch_size: 32
-  train_micro_batch_size: 1
-  precision: bfloat16
-  megatron_cfg: {{enabled: true, tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, context_parallel_size: 1,
-    expert_model_parallel_size: 8}}
-"""
 
 
 def job_of(folder: Path, *words: str) -> TrainingJob:
@@ -89,7 +77,7 @@ def test_the_vision_part_is_complete_on_each_rank(trained: bool, tmp_path: Path)
 
 def test_nemo_rl_reads_it_from_the_catalogue(tmp_path: Path) -> None:
     pytest.importorskip("omegaconf")
-    write(tmp_path, {"sft.yaml": NEMO})
+    write(tmp_path, {"sft.yaml": nemo_rl(NAME, experts=8)})
     found = job(tmp_path, "sft.yaml")
     assert found.model.global_heads == job_of(tmp_path).model.global_heads
     assert found.model.windowed == ((True,) * 5 + (False,)) * 5
@@ -113,6 +101,6 @@ def test_other_containers_are_refused(words: tuple[str, ...], message: str, tmp_
 def test_dense_models_are_refused(tmp_path: Path) -> None:
     """E2B, E4B and 31B have embeddings in each layer or layers that share keys and values (`Gemma4DenseProvider`)."""
     fields: dict[str, Any] = {**published()[NAME]["config"]["text_config"], "enable_moe_block": False}
-    write(tmp_path, {"config.json": json.dumps(fields), "sft.yaml": NEMO.replace(NAME, str(tmp_path))})
+    write(tmp_path, {"config.json": json.dumps(fields), "sft.yaml": nemo_rl(tmp_path, experts=8)})
     with pytest.raises(UnsupportedError, match="embeddings in each layer, and keys and values of other layers"):
         job(tmp_path, "sft.yaml")

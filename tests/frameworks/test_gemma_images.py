@@ -10,7 +10,7 @@ from analyzer.errors import InputError
 from analyzer.passes.stages import full_model, stage_models
 from analyzer.predict import predict
 from analyzer.predict.parameter_counts import parameter_counts
-from tests.frameworks.files import job, write
+from tests.frameworks.files import job, nemo_rl, write
 from tests.frameworks.gemma_containers import gemma_container
 
 WORLD = ("--info-world-size", "8", "--info-gpu", "H100-80GB")
@@ -22,17 +22,6 @@ FIELDS = {
 LANGUAGE, ENCODER, PROJECTION = 3_880_263_168, 416_866_032, 2_950_272
 """Parameters in Gemma3ForConditionalGeneration of transformers, built with these fields."""
 BIASES = "the attention biases of all pairs of tokens in Gemma 3 with images are not counted"
-NEMO = """
-sft: {max_num_steps: 10}
-cluster: {gpus_per_node: 8, num_nodes: 1}
-policy:
-  model_name: google/gemma-3-4b-it
-  max_total_sequence_length: 4096
-  train_global_batch_size: 32
-  train_micro_batch_size: 1
-  precision: bfloat16
-  megatron_cfg: {enabled: true, tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, context_parallel_size: 1}
-"""
 
 
 @pytest.fixture
@@ -100,7 +89,7 @@ def test_adapters_leave_the_vision_part_frozen(folder: Path) -> None:
 
 def test_nemo_rl_builds_the_same_model(tmp_path: Path) -> None:
     pytest.importorskip("omegaconf")
-    write(tmp_path, {"sft.yaml": NEMO})
+    write(tmp_path, {"sft.yaml": nemo_rl("google/gemma-3-4b-it")})
     found = job(tmp_path, "sft.yaml")
     assert parameter_counts(found.model, full_model(found)).unpadded == LANGUAGE + ENCODER + PROJECTION
     assert found.model.window is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.frameworks.bridge.model_fields import number, size
 from analyzer.frameworks.containers import Tree
 from analyzer.frameworks.options import is_true
 from analyzer.launch.options.choose_release import LaterRelease
@@ -55,24 +56,24 @@ def read_compressed(model: Tree) -> Compressed:
     selective = model.get("recompute_granularity") == "selective"
     if selective and named and not fields["recompute_modules"]:
         fields["recompute_granularity"] = None
-    head = _size(model, "v_head_dim")
-    fields |= {"qk_head_dim": head - _size(model, "qk_pos_emb_head_dim"), "kv_lora_rank": head, "multi_latent_attention": True}
+    head = size(model, "v_head_dim")
+    fields |= {"qk_head_dim": head - size(model, "qk_pos_emb_head_dim"), "kv_lora_rank": head, "multi_latent_attention": True}
     balancing, scores = model.get("moe_router_load_balancing_type"), model.get("moe_router_score_function")
     fields["moe_router_load_balancing_type"] = "none" if balancing == "noaux_tc" else balancing
     fields["moe_router_score_function"] = _SIGMOID if scores == _OTHER_SCORES else scores
     connections = None
     if is_true(model.get("enable_hyper_connections")):
         connections = HyperConnectionSpec(
-            streams=_number(model, "num_residual_streams", 4),
-            iterations=_number(model, "mhc_sinkhorn_iterations", 20),
+            streams=number(model, "num_residual_streams", 4),
+            iterations=number(model, "mhc_sinkhorn_iterations", 20),
             fused=is_true(model.get("use_fused_mhc")),
             recomputed=selective and "mhc" in named,
         )
     parts = CompressedModel(
         attention=_attention(model, head),
         hyper_connections=connections,
-        hash_layers=_number(model, "moe_n_hash_layers", 0),
-        layers=_size(model, "num_layers"),
+        hash_layers=number(model, "moe_n_hash_layers", 0),
+        layers=size(model, "num_layers"),
     )
     return Compressed(parts, {name: value for name, value in fields.items() if value is not None}, _RELEASE)
 
@@ -86,13 +87,13 @@ def _attention(model: Tree, head: int) -> CompressedAttentionSpec:
     return CompressedAttentionSpec(
         ratios=_ratios(model),
         head_dim=head,
-        q_lora_rank=_size(model, "q_lora_rank"),
-        output_groups=_size(model, "o_groups"),
-        output_rank=_size(model, "o_lora_rank"),
-        window=_size(model, "csa_window_size"),
-        index_heads=_size(model, "dsa_indexer_n_heads"),
-        index_head_dim=_size(model, "dsa_indexer_head_dim"),
-        topk=_size(model, "dsa_indexer_topk"),
+        q_lora_rank=size(model, "q_lora_rank"),
+        output_groups=size(model, "o_groups"),
+        output_rank=size(model, "o_lora_rank"),
+        window=size(model, "csa_window_size"),
+        index_heads=size(model, "dsa_indexer_n_heads"),
+        index_head_dim=size(model, "dsa_indexer_head_dim"),
+        topk=size(model, "dsa_indexer_topk"),
         kernels=kernels,
         logged=coefficient > 0,
     )
@@ -101,27 +102,9 @@ def _attention(model: Tree, head: int) -> CompressedAttentionSpec:
 def _ratios(model: Tree) -> tuple[int, ...]:
     """Raises InputError for ratios that `TransformerConfig.__post_init__` refuses."""
     given = model.get("csa_compress_ratios")
-    layers = _size(model, "num_layers") + (natural(str(model.get("mtp_num_layers"))) or 0)
+    layers = size(model, "num_layers") + (natural(str(model.get("mtp_num_layers"))) or 0)
     ratios = tuple(each for each in given if isinstance(each, int)) if isinstance(given, list | tuple) else ()
     if not set(ratios) <= set(COMPRESSION.values()) or len(ratios) < layers:
         fault = f"is no list of {layers} ratios of 0, 4 and 128, one for each decoder and MTP layer"
         raise InputError("model.csa_compress_ratios", fault, "write that of the configuration of the model")
     return ratios[:layers]
-
-
-def _size(model: Tree, name: str) -> int:
-    if model.get(name) is None:
-        raise InputError(f"model.{name}", "is missing: the attention of DeepSeek-V4 needs it", "give the complete ConfigContainer")
-    value = natural(str(model[name]))
-    if not value:
-        raise InputError(f"model.{name}", f"{model[name]!r} is not a number of 1 or more", "write that of the model")
-    return value
-
-
-def _number(model: Tree, name: str, default: int) -> int:
-    """A number that has a default. Raises InputError for another value."""
-    given = model.get(name)
-    value = default if given is None else natural(str(given))
-    if value is None or value < min(default, 1):
-        raise InputError(f"model.{name}", f"{given!r} is not a number of {min(default, 1)} or more", "write that of the model")
-    return value

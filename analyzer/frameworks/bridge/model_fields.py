@@ -77,3 +77,19 @@ def layout_of_muon(optimizer: str, release: LaterRelease | None) -> list[str]:
     """Megatron-Bridge wraps a model without a layout of its buffers for the layer-wise optimizer (models/model_provider.py)."""
     has_layout = release is not None and core_behavior(release.release).has_layer_wise_layout
     return ["--no-use-layer-wise-param-layout"] if "muon" in optimizer and has_layout else []
+
+
+def size(model: Tree, name: str) -> int:
+    """A number of 1 or more that has no default. Raises InputError if it is missing, or another value."""
+    if model.get(name) is None:
+        raise InputError(f"model.{name}", "is missing: the layers of the model need it", "give the complete ConfigContainer")
+    return number(model, name, 1)
+
+
+def number(model: Tree, name: str, default: int) -> int:
+    """A number of 1 or more, or of 0 or more if the default is 0. Raises InputError for another value."""
+    given, least = model.get(name), min(default, 1)
+    value = default if given is None else natural(str(given))
+    if value is None or value < least:
+        raise InputError(f"model.{name}", f"{given!r} is not a number of {least} or more", "write that of the model")
+    return value

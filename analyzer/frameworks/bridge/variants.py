@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from analyzer.errors import InputError
+from analyzer.frameworks.bridge.model_fields import number
 from analyzer.frameworks.containers import TARGET, Tree
-from analyzer.launch.derive.model.variants import BRIDGE, splits_sequences
+from analyzer.launch.derive.model.variants import BRIDGE, check_context_parallelism
 from analyzer.specs.attention import GlobalHeads
 from analyzer.specs.vision_part import ModelParts, Variant
 from analyzer.units import natural
@@ -60,9 +61,8 @@ def read_variant(model: Tree) -> Read:
         other = isinstance(layers, str) and layers not in _OF_MEGATRON
         return Read(ModelParts(builder=BRIDGE), model, (f"model.{_LAYERS}={layers}",) if other else ())
     fields = {name: value for name, value in model.items() if name not in _READ}
-    if not splits_sequences(variant) and (natural(str(model.get("context_parallel_size"))) or 1) > 1:
-        fault = f"Megatron-Bridge refuses context parallelism with the attention of {variant}"
-        raise InputError("model.context_parallel_size", fault, "write model.context_parallel_size=1")
+    context = natural(str(model.get("context_parallel_size"))) or 1
+    check_context_parallelism(variant, context, option="model.context_parallel_size")
     if variant == "Gemma 2":
         # every second layer, from the first one on (`Gemma2DotProductAttention`)
         fields |= {"window_attn_skip_freq": 2}
@@ -82,15 +82,7 @@ def read_variant(model: Tree) -> Read:
 
 def _global_heads(model: Tree) -> GlobalHeads:
     """The heads of layers without a window (`Gemma4SelfAttention`). Their projection has rows of values also if it ties these."""
-    return GlobalHeads(head_dim=_heads(model, "global_head_dim", 512), groups=_heads(model, "num_global_key_value_heads", 2))
-
-
-def _heads(model: Tree, name: str, default: int) -> int:
-    """A size of the heads of layers without a window, with the default of the provider."""
-    value = natural(str(model.get(name, default)))
-    if not value:
-        raise InputError(f"model.{name}", f"{model[name]!r} is not a number of 1 or more", f"write {default}, for example")
-    return value
+    return GlobalHeads(head_dim=number(model, "global_head_dim", 512), groups=number(model, "num_global_key_value_heads", 2))
 
 
 def check_packing(parts: ModelParts, *, packed: bool) -> None:

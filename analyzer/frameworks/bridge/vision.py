@@ -17,7 +17,7 @@ from analyzer.frameworks.options import is_true
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.vision import vision_weights
 from analyzer.specs.model import FROZEN_PARTS
-from analyzer.specs.vision_part import NEMOTRON, VisionTraining, VisionWeights
+from analyzer.specs.vision_part import NEMOTRON, ONE_POSITION, VisionTraining, VisionWeights
 from analyzer.units import natural
 
 PROVIDERS: Final[Mapping[str, str]] = {
@@ -89,7 +89,7 @@ def read_vision(model: Tree) -> Vision:
     values = {**_of_projector(whole), "model_type": kind, "vision_config": vision}
     weights = _weights(Configuration(values, name), model)
     training = bridge_vision({key: value for key, value in model.items() if key.startswith("freeze_")}, "model.")
-    if kind in ("gemma3", "gemma4", "mistral3", "kimi_k25"):
+    if kind in ONE_POSITION:
         return Vision(weights, training, {key: value for key, value in model.items() if key not in _READ})
     # three positions of a token, which fused kernels do not rotate by; they save no tensor more than one
     language = {key: value for key, value in model.items() if key not in _READ and (key, value) != _NO_GRAPHS}

@@ -15,7 +15,7 @@ from analyzer.launch.model_config.common import MegatronModel
 from analyzer.launch.model_config.configuration import Configuration
 from analyzer.launch.model_config.gemma import with_images
 from analyzer.launch.model_config.vision import vision_weights
-from analyzer.specs.vision_part import NEMOTRON
+from analyzer.specs.vision_part import ONE_POSITION
 
 _LANGUAGE: Final = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2"}
 """The family of the language model where its fields are those of the configuration itself, as in files before transformers 4.52."""
@@ -33,8 +33,7 @@ def vision_language_model(config: Configuration, megatron_model: Callable[[Confi
     if config.model_type == "gemma3":
         language = with_images(language)
     width = next(int(option[1]) for option in language.options if option[0] == "--hidden-size")
-    of_images = config.model_type not in ("internvl", "internvl_chat", "gemma3", "gemma4", *NEMOTRON)
-    options = (*language.options, *([_UNFUSED] if of_images else []))
+    options = (*language.options, *([] if config.model_type in ONE_POSITION else [_UNFUSED]))
     parts = replace(language.parts, vision=vision_weights(config, width=width))
     return replace(language, options=options, parts=parts)
 

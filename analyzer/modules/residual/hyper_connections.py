@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from analyzer.modules.kinds import FEED_FORWARD_BRANCH, RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Parameter, Tensor
+from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import HyperConnectionSpec
 
 
@@ -26,17 +26,12 @@ def connections_of(shapes: Shapes) -> HyperConnectionSpec:
     return spec
 
 
-def stream(shapes: Shapes, name: str, *, dtype: str | None = None) -> Tensor:
-    """[s, b, n·h]."""
-    return shapes.wide(name, shapes.model.stream_width, "n·h", dtype=dtype)
-
-
 def connected_layer(shapes: Shapes, layer: Module) -> Module:
     """The layer with a module before each branch, and one that mixes the stream in place of each residual add."""
     return replace(
         layer,
         children=tuple(_connected(shapes, layer.children)),
-        backward_workspace=(stream(shapes, "residual gradient"),),
+        backward_workspace=(shapes.stream("residual gradient"),),
         source="megatron.core.transformer.HyperConnectionTransformerLayer",
     )
 
@@ -57,8 +52,8 @@ def _reading(shapes: Shapes, name: str) -> Module:
     width = shapes.model.stream_width
     single = tuple(Parameter(name=f"alpha_{each}", shape=(1,), dtype="fp32") for each in ("pre", "post", "res"))
     weights = shapes.wide("weights of the token", spec.mappings, "n² + 2n")
-    kept = () if spec.recomputed else (stream(shapes, "stream"),)
-    converted = () if spec.fused else (stream(shapes, "stream in fp32", dtype="fp32"),)
+    kept = () if spec.recomputed else (shapes.stream("stream"),)
+    converted = () if spec.fused else (shapes.stream("stream in fp32", dtype="fp32"),)
     return Module(
         name=name,
         kind=ModuleKind.HYPER_CONNECTION,
@@ -71,9 +66,9 @@ def _reading(shapes: Shapes, name: str) -> Module:
         saved=(*kept, *converted, weights, replace(weights, name="weights in fp32", dtype="fp32")),
         forward_workspace=(shapes.hidden("output"),),
         backward_workspace=(
-            *((stream(shapes, "recomputed stream"),) if spec.recomputed else ()),
-            *(stream(shapes, f"gradient of the stream {number}") for number in range(3)),
-            stream(shapes, "sum of the gradients"),
+            *((shapes.stream("recomputed stream"),) if spec.recomputed else ()),
+            *(shapes.stream(f"gradient of the stream {number}") for number in range(3)),
+            shapes.stream("sum of the gradients"),
         ),
         source="HyperConnectionModule",
     )
@@ -86,8 +81,8 @@ def _mixing(shapes: Shapes, add: Module) -> Module:
         kind=ModuleKind.HYPER_ADD,
         function=True,
         saved=(shapes.hidden("output of the branch"),),
-        forward_workspace=(stream(shapes, "mixed stream"),),
-        backward_workspace=(stream(shapes, "gradient of the stream"), shapes.hidden("gradient of the output of the branch")),
+        forward_workspace=(shapes.stream("mixed stream"),),
+        backward_workspace=(shapes.stream("gradient of the stream"), shapes.hidden("gradient of the output of the branch")),
         source="HyperConnectionModule.fused_h_res_h_post_bda",
     )
 
@@ -98,7 +93,7 @@ def expansion(shapes: Shapes) -> Module:
         name="input_expand",
         kind=ModuleKind.STREAM_COPIES,
         function=True,
-        forward_workspace=(stream(shapes, "stream"),),
+        forward_workspace=(shapes.stream("stream"),),
         backward_workspace=(shapes.hidden("gradient of the embedding"),),
         source="HyperConnectionModule.input_expand",
     )
@@ -117,11 +112,11 @@ def contraction(shapes: Shapes) -> Module:
             Parameter(name="hc_head_base", shape=(spec.streams,), dtype="fp32"),
             Parameter(name="hc_head_scale", shape=(1,), dtype="fp32"),
         ),
-        saved=(stream(shapes, "stream"),),
-        forward_workspace=(stream(shapes, "stream in fp32", dtype="fp32"), shapes.hidden("output")),
+        saved=(shapes.stream("stream"),),
+        forward_workspace=(shapes.stream("stream in fp32", dtype="fp32"), shapes.hidden("output")),
         backward_workspace=(
-            stream(shapes, "gradient of the stream in fp32", dtype="fp32"),
-            stream(shapes, "gradient of the stream"),
+            shapes.stream("gradient of the stream in fp32", dtype="fp32"),
+            shapes.stream("gradient of the stream"),
         ),
         source="learned_output_contract",
     )

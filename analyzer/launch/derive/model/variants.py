@@ -38,6 +38,10 @@ class _Facts:
     """Why there is no verdict that it fits."""
     splits_sequences: bool = True
     """Its attention has context parallelism."""
+    backends: tuple[str, ...] = ()
+    """The values of --attention-backend that it has; empty for all."""
+    around_experts: bool = False
+    """Each layer has experts, with norms around them."""
 
 
 _NORMS: Final = "norms after attention and FFN"
@@ -66,6 +70,7 @@ _VARIANTS: Final[Mapping[Variant, _Facts]] = {
             "the memory and the time of Gemma 4 are counted without the norms around its experts, the scales of its router, the "
             "norms of values and the soft cap of the logits"
         ),
+        around_experts=True,
     ),
     "EXAONE 4": _Facts(
         builders=(BRIDGE, NEMO_RL),
@@ -78,13 +83,15 @@ _VARIANTS: Final[Mapping[Variant, _Facts]] = {
         described=_OF_GEMMA_3,
         not_counted="the attention biases of all pairs of tokens in Gemma 3 with images are not counted",
         splits_sequences=False,
+        backends=("auto", "fused"),
     ),
 }
 
 
-def splits_sequences(variant: Variant) -> bool:
-    """Whether the attention of a variant has context parallelism."""
-    return _VARIANTS[variant].splits_sequences
+def check_context_parallelism(variant: Variant, size: int, *, option: str = "--context-parallel-size") -> None:
+    """Raises InputError if the attention of a variant has no context parallelism, and `size` is not 1."""
+    if size > 1 and not _VARIANTS[variant].splits_sequences:
+        raise InputError(option, f"Megatron-Bridge refuses context parallelism with the attention of {variant}", "set it to 1")
 
 
 def is_counted(variant: Variant) -> bool:
@@ -103,21 +110,19 @@ def with_variant(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
         raise UnsupportedError(MODEL, fault, f"analyze a launch of {' or '.join(facts.builders)}, which add{_ending(facts)} them")
     verb = "are those" if facts.fields.get("branch_norms") else "is that"
     launch.assume(f"The {facts.described} {verb} that {builder} adds to modules of Megatron-LM.")
-    reason = next(_not_modelled(job, parts.variant), "") if facts.fields.get("branch_norms") else ""
+    reason = next(_not_modelled(job, facts), "") if facts.fields.get("branch_norms") else ""
     withheld = (*job.withheld, *([f"{_NORMS} are not modelled {reason}"] if reason else []))
     withheld += (facts.not_counted,) if facts.not_counted else ()
-    if not splits_sequences(parts.variant) and job.parallel.context > 1:
-        fault = f"Megatron-Bridge refuses context parallelism with the attention of {parts.variant}"
-        raise InputError("--context-parallel-size", fault, "set it to 1")
+    check_context_parallelism(parts.variant, job.parallel.context)
     backend = launch.arguments.get("attention_backend")
-    if parts.variant == "Gemma 3 with images" and backend not in (None, "auto", "fused"):
+    if facts.backends and backend not in (None, *facts.backends):
         fault = f"Megatron-Bridge refuses {backend} attention with the attention biases of {parts.variant}"
         raise InputError("--attention-backend", fault, "write --attention-backend auto")
-    if parts.variant == "Gemma 4" and not (job.model.moe is not None and all(job.model.moe.layers)):
+    if facts.around_experts and not (job.model.moe is not None and all(job.model.moe.layers)):
         fault = "layers of Gemma 4 without experts have embeddings of their own, which are not modelled"
         raise UnsupportedError(MODEL, fault, "give a model with experts in each layer")
     model = replace(job.model, **facts.fields, global_heads=parts.global_heads)
-    if parts.variant == "Gemma 4":
+    if facts.around_experts:
         model = replace(model, plugin=_around_experts(model))
     return replace(job, model=model, withheld=withheld)
 
@@ -145,7 +150,7 @@ def _ending(facts: _Facts) -> str:
     return "s" if len(facts.builders) == 1 else ""
 
 
-def _not_modelled(job: TrainingJob, variant: Variant) -> Iterator[str]:
+def _not_modelled(job: TrainingJob, facts: _Facts) -> Iterator[str]:
     """Fragments of a sentence: in which launches the norms were not compared with recorded runs."""
     reasons = {
         "with MTP layers": job.model.mtp_num_layers > 0,
@@ -153,7 +158,8 @@ def _not_modelled(job: TrainingJob, variant: Variant) -> Iterator[str]:
         "with fp32 residual connections": job.model.fp32_residual_connection,
         "with recomputed norms or FFN": bool({"layernorm", "mlp"} & set(job.recompute.modules)),
         "with FP4": job.precision.fp8 is not None and job.precision.fp8.recipe == "nvfp4",
-        "in FP8 without norms before attention and FFN": job.precision.fp8 is not None and variant == "EXAONE 4",
+        "in FP8 without norms before attention and FFN": job.precision.fp8 is not None
+        and facts.fields.get("norm_modules") == "none",
         "with FSDP": job.fsdp is not None,
         "with CUDA graphs": job.graphs is not None,
         "with activation offloading": job.activation_offload is not None,
