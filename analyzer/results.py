@@ -159,6 +159,8 @@ class Verdict:
     margin_bytes: int | None = None
     """Headroom below which the launch is tight; 0 if no margin is required, None if no capacity is known."""
     note: str = ""
+    images_bytes: int = 0
+    """The most memory that images need on the highest-memory rank, which the headroom is without; 0 if none are counted."""
     withheld: str = ""
     """Why there is no verdict although the memory was computed; empty if there is one, or if no capacity is known."""
 

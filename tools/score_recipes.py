@@ -90,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             counts["refused"] += 1
             lines = [f"refused: {report}"]
         else:
-            counts["no verdict" if report.verdict.state is None else report.verdict.state] += 1
+            unknown = "no verdict" if report.verdict.withheld else "without a GPU in its name"
+            counts[report.verdict.state or unknown] += 1
             lines = [*_differences(path, report), *_of_recipe(path, report)]
             wrong += bool(lines)
         if args.show and lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from analyzer.results import RankClass, Verdict
@@ -57,6 +58,34 @@ def verdict(
         margin_bytes=None if capacity is None else hardware.margin_bytes,
         note=note,
     )
+
+
+def verdict_with_images(
+    ranks: Sequence[RankClass],
+    hardware: HardwareSpec,
+    *,
+    images_bytes: int,
+    reason: str,
+    note: str = "",
+    withheld: Sequence[str] = (),
+    not_counted: Sequence[str] = (),
+) -> Verdict:
+    """The verdict of a launch whose images need `images_bytes` more at most, on the first pipeline stage.
+
+    It fits if it does with them, and does not fit if it does not without them. Between, `reason` says why there is no verdict.
+    """
+    more = [_with_images(each, images_bytes) if each.pipeline_rank == 0 else each for each in ranks]
+    found = verdict(more, hardware, note=note, withheld=withheld, not_counted=not_counted)
+    if found.fits:
+        on_first = highest(more).pipeline_rank == 0
+        return replace(found, images_bytes=images_bytes if on_first else 0)
+    return verdict(ranks, hardware, note=note, withheld=withheld, not_counted=(reason, *not_counted))
+
+
+def _with_images(rank: RankClass, images_bytes: int) -> RankClass:
+    least, most = rank.memory.device_range_bytes
+    size, ends = rank.memory.device_bytes + images_bytes, (least, most + images_bytes)
+    return replace(rank, memory=replace(rank.memory, device_bytes=size, device_range_bytes=ends))
 
 
 def estimated_range(ranks: Sequence[RankClass]) -> tuple[int, int]:

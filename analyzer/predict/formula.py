@@ -9,11 +9,11 @@ from analyzer.layout.groups import Group, group_count, group_size, groups
 from analyzer.layout.stages import mtp_rank
 from analyzer.memory.ranks import replayed_classes
 from analyzer.memory.stages import analysed_stages
-from analyzer.memory.verdict import verdict
+from analyzer.memory.verdict import verdict, verdict_with_images
 from analyzer.passes.stages import full_model
 from analyzer.predict.assumptions import assumptions
 from analyzer.predict.parameter_counts import parameter_counts
-from analyzer.results import Report
+from analyzer.results import RankClass, Report, Verdict
 from analyzer.specs import TrainingJob
 from analyzer.specs.rules import check_job
 
@@ -40,7 +40,7 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
 
         ranks, sentence = widen(job, job.assumed_vocabulary, ranks)
         unknown = (*unknown, sentence)
-    outcome = verdict(ranks, job.hardware, note=note, withheld=job.withheld, not_counted=job.not_counted)
+    outcome = _verdict(job, ranks, note)
     if outcome.fits is False and job.tuning.longest_counted:
         reason = _LONGEST if job.model.distillation is None else _ALL_RESPONSES
         outcome = verdict(ranks, job.hardware, note=note, withheld=(reason,))
@@ -67,6 +67,22 @@ def predict(job: TrainingJob, *, note: str = "") -> Report:
         assumptions=(*job.assumptions, *assumptions(job, ranks, models)),
         warnings=job.warnings,
         unknown=unknown,
+    )
+
+
+def _verdict(job: TrainingJob, ranks: tuple[RankClass, ...], note: str) -> Verdict:
+    if job.images is None:
+        return verdict(ranks, job.hardware, note=note, withheld=job.withheld, not_counted=job.not_counted)
+    from analyzer.memory.images import image_bytes  # imported for such launches only, for a short start-up
+
+    return verdict_with_images(
+        ranks,
+        job.hardware,
+        images_bytes=image_bytes(job),
+        reason=job.images.reason,
+        note=note,
+        withheld=job.withheld,
+        not_counted=job.not_counted,
     )
 
 

@@ -13,6 +13,7 @@ from analyzer.specs.precision import PrecisionSpec
 from analyzer.specs.release_changes import CoreBehavior, EngineBehavior, core_behavior, engine_behavior
 from analyzer.specs.software import SoftwareSpec
 from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
+from analyzer.specs.vision_part import ImageSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ class TrainingJob:
     """Why there is no verdict, a fragment of a sentence each."""
     not_counted: tuple[str, ...] = ()
     """What needs memory beside all that is counted, a fragment of a sentence each: a verdict only if the rest does not fit."""
+    images: ImageSpec | None = None
+    """The images of a vision-language model, if the memory for them has a bound; `not_counted` is about the rest."""
     tuning: FineTuning = ALL_PARAMETERS
     """What is trained beside, or instead of, all parameters of the model. No formula uses it yet."""
     unknown: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """The parts for images and sound beside a language model that a framework trains: their weights, and what of them is trained.
 
-Their activations depend on the images and sounds of the data, and are not counted.
+Their activations depend on the images and sounds of the data. Those of images have an upper bound.
 """
 
 from __future__ import annotations
@@ -91,6 +91,22 @@ class VisionWeights:
         return f"{weight.part}_{'projection' if weight.name.startswith(self.projection) else 'model'}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImageSpec:
+    """The images of a launch, whose memory has an upper bound."""
+
+    tokens: int
+    """The most tokens of a sequence that are those of images."""
+    patches_per_token: int
+    """Patches that the encoder reads for each of them, at most."""
+    masked: bool
+    """Whether attention reads a mask of all pairs of patches."""
+    projection: tuple[str, ...]
+    """The beginnings of the names of the weights of the projection."""
+    reason: str
+    """Why there is no verdict if the launch does not fit with the bound: a fragment of a sentence."""
+
+
 Variant = Literal["GLM-4", "Gemma", "Gemma 2", "Gemma 3", "Gemma 3 with images", "Gemma 4", "EXAONE 4"]
 """Models with modules that Megatron-LM does not have, and libraries add to it."""
 
@@ -139,5 +155,7 @@ class VisionTraining:
     """The sections in which all linear layers have adapters, if the launch asks for all linear layers."""
     trained_beside_adapters: bool = False
     """Whether adapters of the language model leave the weights of the other sections as trained as without them."""
+    image_tokens: int | None = None
+    """The most tokens of a sequence that are those of images; None if the launch does not tell."""
     uncounted: tuple[str, ...] = ()
     """Why more of it is trained than is counted, a fragment of a sentence each."""

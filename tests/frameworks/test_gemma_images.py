@@ -60,7 +60,8 @@ def test_freezing_is_read(folder: Path) -> None:
 def test_there_is_no_verdict_that_it_fits(folder: Path) -> None:
     found = job(folder, "config.yaml", *WORLD)
     assert found.withheld == (BIASES,)
-    assert any("activations of the vision part" in each for each in found.not_counted)
+    assert found.images is not None
+    assert "activations of the vision part" in found.images.reason
     assert predict(found).verdict.state is None
 
 

@@ -403,11 +403,17 @@ def test_a_vision_part_that_is_not_read_leaves_no_verdict(tmp_path: Path, name: 
 # the verdict
 
 
-@pytest.mark.parametrize(("gpu", "state"), [("H200", None), ("RTX-4090", "does not fit")])
-def test_images_leave_no_verdict_unless_the_rest_does_not_fit(tmp_path: Path, gpu: str, state: str | None) -> None:
+@pytest.mark.parametrize(("gpu", "state"), [("H200", "fits"), ("RTX-4090", "does not fit")])
+def test_images_do_not_change_a_verdict_with_room_for_them(tmp_path: Path, gpu: str, state: str) -> None:
     verdict = predict(swift(tmp_path, "Qwen/Qwen2.5-VL-7B-Instruct", "--info-gpu", gpu, world=4)).verdict
     assert verdict.state == state
-    assert ("the activations of the vision part" in verdict.withheld) is (state is None)
+    assert (verdict.images_bytes > 0) is (state == "fits")
+
+
+def test_sounds_leave_no_verdict(tmp_path: Path) -> None:
+    found = swift(tmp_path, "Qwen/Qwen2.5-Omni-7B", "--info-gpu", "H200", world=4)
+    assert found.images is None
+    assert "the activations of the vision and sound part" in predict(found).verdict.withheld
 
 
 @pytest.mark.parametrize(
@@ -504,8 +510,18 @@ def test_a_container_has_the_vision_part_that_its_provider_builds(tmp_path: Path
     assert sum(each.full_numel for each in held(found)) == TOTAL["Qwen/Qwen3-VL-30B-A3B-Instruct"]
     assert trained(found) == 31_070_754_032 - VISION["Qwen/Qwen3-VL-30B-A3B-Instruct"]["vision_model"]
     assert found.withheld == ()
-    assert found.not_counted[0].startswith("the activations of the vision part")
+    assert found.not_counted == ()
+    assert found.images is not None
+    assert found.images.tokens == found.batch.seq_length
     assert found.unknown == ()
+
+
+def test_a_mock_dataset_tells_the_tokens_of_its_images(tmp_path: Path) -> None:
+    """Two images of 512 × 320 pixels: 16 × 10 tokens of 32 × 32 pixels each, and a row and a column for rounding."""
+    mock = "megatron.bridge.data.builders.mock_vlm_sft.MockVLMSFTDatasetConfig"
+    found = container(tmp_path, f"dataset._target_={mock}", "dataset.image_size=[512,320]", "dataset.num_images=2")
+    assert found.images is not None
+    assert 2 * 16 * 10 <= found.images.tokens == 2 * 17 * 11
 
 
 def test_what_a_container_freezes_replaces_the_defaults_of_its_provider(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
@@ -19,7 +20,7 @@ from analyzer.frameworks.bridge.compressed import read_compressed
 from analyzer.frameworks.bridge.defaults import release_of_fields, with_defaults
 from analyzer.frameworks.bridge.model_fields import flat, layout_of_muon, quantized_with_muon
 from analyzer.frameworks.bridge.variants import check_packing, read_variant
-from analyzer.frameworks.bridge.vision import PROVIDERS, read_vision
+from analyzer.frameworks.bridge.vision import PROVIDERS, image_tokens, read_vision
 from analyzer.frameworks.containers import TARGET, Tree, from_yaml
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
@@ -232,8 +233,11 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
     peft = _table(config, "peft")
     kind = kind_of(str(peft.get(TARGET)))
     adapter = bridge_adapter(peft, "peft", kind) if peft else None
+    training = vision.training and replace(
+        vision.training, image_tokens=image_tokens(_table(config, "model"), _table(config, "dataset"))
+    )
     found.unknown += unknown_fields(peft, "peft", kind)
-    tuning = FineTuning(adapter=adapter, frozen=frozen, packed=bool(notes), vision=vision.training)
+    tuning = FineTuning(adapter=adapter, frozen=frozen, packed=bool(notes), vision=training)
     return MegatronWords(
         words=tuple(found.words),
         world=_world(model, data_parallel),

@@ -8,6 +8,7 @@ models/gemma_vl/gemma3_vl_provider.py, models/ministral3/, models/nemotron_vl/ a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final, NamedTuple
 
 from analyzer.errors import InputError, UnsupportedError
@@ -54,6 +55,8 @@ _OF_NEMOTRON: Final = (
     "use_vision_backbone_fp8_arch", "separate_video_embedder", "nemotron_omni_contract", "tokenizer_type", "image_token_index",
 )  # fmt: skip
 """Beginnings of the fields of Nemotron's parts for images and sound."""
+_SMALLEST_IMAGE: Final = 256
+"""Pixels of a side to which processors of Qwen enlarge smaller images."""
 _NO_GRAPHS: Final = ("vision_cuda_graph_impl", "none")
 
 
@@ -96,6 +99,22 @@ def read_vision(model: Tree) -> Vision:
     if kind == "qwen3_vl_moe" and (natural(str(model.get("tensor_model_parallel_size"))) or 1) > 1:
         language["sequence_parallel"] = True  # `Qwen3VLMoEModelProvider.finalize`
     return Vision(weights, training, language | {"position_embedding_type": "rope", "apply_rope_fusion": False})
+
+
+def image_tokens(model: Tree, dataset: Tree) -> int | None:
+    """The most tokens of a sequence that images of a mock dataset become; None for other datasets and models.
+
+    A processor of Qwen rounds the sides to a multiple of a merged patch, and enlarges small images to 256 × 256 pixels.
+    """
+    kind, vision = PROVIDERS.get(str(model.get(TARGET, "")).rpartition(".")[2], ""), model.get("vision_config")
+    size, number = dataset.get("image_size"), natural(str(dataset.get("num_images", 1)))
+    is_mock = str(dataset.get(TARGET, "")).endswith(".MockVLMSFTDatasetConfig")
+    if not (is_mock and kind.startswith("qwen") and isinstance(vision, Mapping) and isinstance(size, list) and number):
+        return None
+    fields = {name: natural(str(vision.get(name, default))) for name, default in (("patch_size", 16), ("spatial_merge_size", 2))}
+    side = prod(each or 1 for each in fields.values())
+    sides = [natural(str(each)) or 0 for each in size]
+    return number * prod(-(-max(each, _SMALLEST_IMAGE) // side) + 1 for each in sides)
 
 
 def _nemotron(model: Tree, kind: str, name: str) -> Vision:

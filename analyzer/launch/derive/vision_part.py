@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
@@ -16,7 +17,16 @@ from analyzer.launch.derive.model.vision_adapters import adapter_weights
 from analyzer.launch.info_options import MODEL
 from analyzer.specs.fine_tuning import FineTuning
 from analyzer.specs.freezing import FreezeSpec
-from analyzer.specs.vision_part import NEMOTRON, SECTIONS, VISION_TYPES, VisionHolder, VisionTraining, VisionWeight, VisionWeights
+from analyzer.specs.vision_part import (
+    NEMOTRON,
+    SECTIONS,
+    VISION_TYPES,
+    ImageSpec,
+    VisionHolder,
+    VisionTraining,
+    VisionWeight,
+    VisionWeights,
+)
 
 if TYPE_CHECKING:
     from analyzer.launch.derive.launch_input import LaunchInput
@@ -72,6 +82,15 @@ _HELD: Final[Mapping[VisionHolder, Mapping[str, _Held]]] = {
     },
 }
 """By library and model_type. Nothing in mbridge freezes parameters (`freeze` of its models is not called)."""
+_BOUNDED: Final = frozenset({
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe"),
+    *("internvl", "internvl_chat", "gemma3", "mistral3"),
+})  # fmt: skip
+"""Types whose tensors for images were counted (tests/data/vision_activations.json)."""
+_MASKED: Final = "mistral3"
+"""The type whose encoder masks pairs of patches: those of different images."""
+_POOLED: Final = {"gemma3": 16}
+"""By model_type, the patches whose mean is a token: 64² patches become 256 tokens."""
 
 
 def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob, FineTuning]:
@@ -105,7 +124,42 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
         "are not counted"
     )
     withheld = (*job.withheld, *_estimated(job, tuning, weights))
-    return replace(job, model=model, not_counted=(images, *reasons), withheld=withheld), _of_language(tuning, held, training)
+    spec = _images(job, tuning, weights, images)
+    if spec is not None:
+        job = replace(job, images=spec)
+        launch.assume(
+            f"At most {spec.tokens:,} tokens of each sequence are those of images. The launch fits if it does with the upper bound "
+            "of their memory, which assumes attention kernels that store no scores."
+        )
+    else:
+        reasons = (images, *reasons)
+    return replace(job, model=model, not_counted=reasons, withheld=withheld), _of_language(tuning, held, training)
+
+
+def _images(job: TrainingJob, tuning: FineTuning, weights: VisionWeights, reason: str) -> ImageSpec | None:
+    """The images, if the memory for them has a bound. It has none in fp32, and in other phases than the update."""
+    if weights.model_type not in _BOUNDED or tuning.phases or job.precision.parameters == "fp32":
+        return None
+    tokens = job.batch.seq_length
+    given = tuning.vision.image_tokens if tuning.vision is not None else None
+    return ImageSpec(
+        tokens=tokens if given is None else min(given, tokens),
+        patches_per_token=_patches_per_token(weights),
+        masked=weights.model_type == _MASKED,
+        projection=weights.projection,
+        reason=reason,
+    )
+
+
+def _patches_per_token(of: VisionWeights) -> int:
+    """The patches that become one token, and one more if there are class tokens, which each image has before its patches."""
+    if of.model_type in _POOLED:
+        return _POOLED[of.model_type]
+    layers = [each for each in of.weights if each.linear and "*" in each.name and not each.name.startswith(of.projection)]
+    width = layers[0].shape[1]
+    joined = [each.shape[1] // width for each in of.weights if each.linear and each.name.startswith(of.projection)]
+    joined += [prod(each.shape[2:]) for each in of.weights if each.name == "downsample.weight"]
+    return max(joined) + any("cls_token" in each.name or "class_token" in each.name for each in of.weights)
 
 
 def _unread(job: TrainingJob, tuning: FineTuning, weights: VisionWeights) -> tuple[TrainingJob, FineTuning]:
@@ -166,7 +220,7 @@ def _describe(
     what += f"; {added:,} parameters of adapters are beside its linear layers" if added else ""
     launch.assume(
         f"The {of.numel:,} parameters of the {of.described} of {of.model} are on the first pipeline stage, {how}, {what}. "
-        f"The {of.inputs}, and the time for them, are not counted: the sequences are counted as text of their length."
+        f"The {of.inputs}, and the time for them, are not in the figures: the sequences are counted as text of their length."
     )
 
 

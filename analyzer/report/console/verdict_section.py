@@ -36,6 +36,10 @@ def sentence(report: Report) -> tuple[str, str]:
     rank = f"rank {result.tightest_rank} (stage {tightest.pipeline_rank})"
     size = format_bytes(tightest.memory.device_bytes)
     needs = f"{rank} needs {size}"
+    if result.images_bytes and result.capacity_bytes is not None and result.headroom_bytes is not None:
+        rank = f"rank {result.tightest_rank}"
+        whole = format_bytes(result.capacity_bytes - result.headroom_bytes)
+        needs = f"{rank} needs at most {whole}, of which images need up to {format_bytes(result.images_bytes)},"
     if result.withheld:
         return f"No verdict: {result.withheld}. {_counted(report)}, {rank} needs {size}.", BAD
     if result.fits is None or result.capacity_bytes is None or result.headroom_bytes is None:
