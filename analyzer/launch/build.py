@@ -33,7 +33,7 @@ from analyzer.launch.derive.reading import LARGEST_CHUNKS, LARGEST_LOCAL_EXPERTS
 from analyzer.launch.derive.recompute import recompute_spec
 from analyzer.launch.derive.smallest_world import smallest_world
 from analyzer.launch.derive.training_flags import training_flags
-from analyzer.launch.info_options import MODEL, SAMPLE_LENGTH
+from analyzer.launch.info_options import IMAGE_TOKENS, MODEL, NO_IMAGES, SAMPLE_LENGTH
 from analyzer.launch.software import check_software, software_in
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
@@ -195,6 +195,8 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
 
         job, tuning = with_vision_part(launch, job)
         job = replace(job, tuning=tuning)
+    elif tuning.vision is not None and tuning.vision.image_tokens is not None:
+        raise InputError(IMAGE_TOKENS, NO_IMAGES, "remove it")
     from analyzer.launch.derive.adapters import adapter_spec  # imported for fine-tuning only
     from analyzer.launch.derive.distillation import note_on, with_distillation, with_phase_models
     from analyzer.launch.derive.freezing import freeze_spec

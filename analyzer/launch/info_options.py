@@ -38,6 +38,8 @@ PREFIX: Final = "--info-"
 MODEL: Final = "--info-model"
 GPU: Final = "--info-gpu"
 LORA: Final = "--info-lora"
+IMAGE_TOKENS: Final = "--info-image-tokens"
+NO_IMAGES: Final = "the launch trains no vision-language model that a framework builds"
 LORA_REGATHER: Final = "--info-lora-regather"
 SAMPLE_LENGTH: Final = "--info-sample-length"
 SET: Final = "--info-set"
@@ -149,6 +151,8 @@ class InfoOptions:
     """Options of the launch that are left out."""
     lora: tuple[int, tuple[str, ...]] | None = None
     """Rank of adapters, and the linear layers that have one; all if none is named."""
+    image_tokens: int | None = None
+    """The most tokens of a sequence that are those of images; None if that is not known."""
     lora_regather: bool = False
     """Adapters gather their inputs again in the backward."""
     sample_length: int | None = None
@@ -302,6 +306,9 @@ OPTIONS: Final[dict[str, InfoOption]] = {
     ),
     "lora_regather": InfoOption(
         "", "with --info-lora and sequence parallelism: gather inputs of adapters again in the backward, do not keep them", flag
+    ),
+    "image_tokens": InfoOption(
+        "N", "of a vision-language model: tokens of each sequence that are those of images, at most (default: all)", integer(0)
     ),
     "sample_length": InfoOption(
         "N", "tokens of each sample packed into a sequence: sum of their squares / sum of lengths (default: 512)", integer(1)

@@ -14,7 +14,17 @@ from analyzer.launch.arguments import Arguments
 from analyzer.launch.argv_parser import Reading, is_option, operands_of, read_words
 from analyzer.launch.entry_script import check_entry
 from analyzer.launch.info_files import check_model_file
-from analyzer.launch.info_options import LORA, LORA_REGATHER, MODEL, PREFIX, InfoOptions, read_info_options, takes_value
+from analyzer.launch.info_options import (
+    IMAGE_TOKENS,
+    LORA,
+    LORA_REGATHER,
+    MODEL,
+    NO_IMAGES,
+    PREFIX,
+    InfoOptions,
+    read_info_options,
+    takes_value,
+)
 from analyzer.launch.launchers.read_world import read_world
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import MegatronWords, megatron_words, with_fork_values
@@ -163,6 +173,10 @@ def _tuning(tuning: FineTuning, info: InfoOptions) -> FineTuning:
     """What the launch trains, with the adapters of --info-lora and the samples of --info-sample-length."""
     if info.sample_length is not None:
         tuning = replace(tuning, sample_length=info.sample_length)
+    if info.image_tokens is not None:
+        if tuning.vision is None:
+            raise InputError(IMAGE_TOKENS, NO_IMAGES, "remove it")
+        tuning = replace(tuning, vision=replace(tuning.vision, image_tokens=info.image_tokens))
     if info.lora is None:
         if info.lora_regather:
             raise InputError(LORA_REGATHER, f"is only used with {LORA}", f"add {LORA} 32, or leave it out")

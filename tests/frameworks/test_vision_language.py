@@ -516,6 +516,17 @@ def test_a_container_has_the_vision_part_that_its_provider_builds(tmp_path: Path
     assert found.unknown == ()
 
 
+def test_an_option_bounds_the_tokens_of_images(tmp_path: Path) -> None:
+    found = swift(tmp_path, "Qwen/Qwen2.5-VL-7B-Instruct", "--info-image-tokens", "256", world=4)
+    assert found.images is not None
+    assert found.images.tokens == 256
+
+
+def test_tokens_of_images_of_a_text_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--info-image-tokens: the launch trains no vision-language model"):
+        swift(tmp_path, "Qwen/Qwen3-8B", "--info-image-tokens", "256")
+
+
 def test_a_mock_dataset_tells_the_tokens_of_its_images(tmp_path: Path) -> None:
     """Two images of 512 × 320 pixels: 16 × 10 tokens of 32 × 32 pixels each, and a row and a column for rounding."""
     mock = "megatron.bridge.data.builders.mock_vlm_sft.MockVLMSFTDatasetConfig"

@@ -29,7 +29,7 @@ class Command(NamedTuple):
 
 COMMON: Final = (
     "gpu", "gpu_memory", "world_size", "gpus_per_node", "margin", "network", "hardware", "calibration", "moe_imbalance", "set",
-    "unset", "lora", "lora_regather", "sample_length",
+    "unset", "lora", "lora_regather", "sample_length", "image_tokens",
     "megatron", "te", "torch", "json", "strict", "debug",
 )  # fmt: skip
 """Options of every command that analyzes a launch."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.adapters import ALL_LINEAR
 from analyzer.launch.derive.model.vision_adapters import adapter_weights
-from analyzer.launch.info_options import MODEL
+from analyzer.launch.info_options import IMAGE_TOKENS, MODEL
 from analyzer.specs.fine_tuning import FineTuning
 from analyzer.specs.freezing import FreezeSpec
 from analyzer.specs.vision_part import (
@@ -132,6 +132,8 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
             "of their memory, which assumes attention kernels that store no scores."
         )
     else:
+        if training.image_tokens is not None:
+            launch.warn(f"{IMAGE_TOKENS} has no effect: the memory for the {weights.inputs} of this launch has no upper bound.")
         reasons = (images, *reasons)
     return replace(job, model=model, not_counted=reasons, withheld=withheld), _of_language(tuning, held, training)
 

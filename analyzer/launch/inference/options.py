@@ -19,7 +19,7 @@ ONLY_INFERENCE: Final = ("--info-quantize", "--info-offload", "--info-serving-en
 """Options that only inference uses."""
 ONLY_TRAINING: Final = (
     "--info-engine", "--info-against", "--info-log", "--info-record", "--info-allocator", "--info-check", "--info-allow-truncated",
-    "--info-tolerance", "--info-lora", "--info-lora-regather", "--info-sample-length",
+    "--info-tolerance", "--info-lora", "--info-lora-regather", "--info-sample-length", "--info-image-tokens",
     "--info-rank", "--info-layers", "--info-calibrate", "--info-calibrate-disk", "--info-tokens",
     "--info-search", "--info-search-over", "--info-keep", "--info-search-gpus", "--info-search-max",
     "--info-faster", "--info-search-fewest-gpus", "--info-search-days",
