@@ -75,10 +75,9 @@ def verdict_with_images(
     It fits if it does with them, and does not fit if it does not without them. Between, `reason` says why there is no verdict.
     """
     more = [_with_images(each, images_bytes) if each.pipeline_rank == 0 else each for each in ranks]
-    found = verdict(more, hardware, note=note, withheld=withheld, not_counted=not_counted)
-    if found.fits:
-        on_first = highest(more).pipeline_rank == 0
-        return replace(found, images_bytes=images_bytes if on_first else 0)
+    if verdict(more, hardware).fits:
+        found = verdict(more, hardware, note=note, withheld=withheld, not_counted=not_counted)
+        return replace(found, images_bytes=images_bytes if highest(more).pipeline_rank == 0 else 0)
     return verdict(ranks, hardware, note=note, withheld=withheld, not_counted=(reason, *not_counted))
 
 

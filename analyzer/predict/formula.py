@@ -16,6 +16,7 @@ from analyzer.predict.parameter_counts import parameter_counts
 from analyzer.results import RankClass, Report, Verdict
 from analyzer.specs import TrainingJob
 from analyzer.specs.rules import check_job
+from analyzer.units import format_bytes
 
 REPORTED_GROUPS: Final = ("tp", "pp", "dp", "dp_cp", "cp", "ep", "etp", "edp", "tp_ep", "embd", "pos_embd")
 _LONGEST: Final = "each sample is counted with the longest length, with which it would not fit; shorter samples need less"
@@ -75,11 +76,16 @@ def _verdict(job: TrainingJob, ranks: tuple[RankClass, ...], note: str) -> Verdi
         return verdict(ranks, job.hardware, note=note, withheld=job.withheld, not_counted=job.not_counted)
     from analyzer.memory.images import image_bytes  # imported for such launches only, for a short start-up
 
+    bound = image_bytes(job)
+    reason = (
+        f"the images of {job.images.model} need up to {format_bytes(bound)} more, with which it may not fit; "
+        "--info-image-tokens N bounds them to N tokens of a sequence"
+    )
     return verdict_with_images(
         ranks,
         job.hardware,
-        images_bytes=image_bytes(job),
-        reason=job.images.reason,
+        images_bytes=bound,
+        reason=reason,
         note=note,
         withheld=job.withheld,
         not_counted=job.not_counted,

@@ -103,8 +103,8 @@ class ImageSpec:
     """Whether attention reads a mask of all pairs of patches."""
     projection: tuple[str, ...]
     """The beginnings of the names of the weights of the projection."""
-    reason: str
-    """Why there is no verdict if the launch does not fit with the bound: a fragment of a sentence."""
+    model: str
+    """The model, for messages."""
 
 
 Variant = Literal["GLM-4", "Gemma", "Gemma 2", "Gemma 3", "Gemma 3 with images", "Gemma 4", "EXAONE 4"]

@@ -78,7 +78,7 @@ def test_no_verdict_between_text_and_the_bound_of_images(tmp_path: Path) -> None
     needed, images = predict(launch).ranks[0].memory.device_bytes, image_bytes(launch)
     between = predict(of_launch(tmp_path, gib=(needed + images / 2) / GIB)).verdict
     assert between.fits is None
-    assert "on the images of the data" in between.withheld
+    assert "with which it may not fit; --info-image-tokens N bounds them" in between.withheld
     below = predict(of_launch(tmp_path, gib=(needed - GIB) / GIB)).verdict
     assert below.state == "does not fit"
     assert below.images_bytes == 0

@@ -124,7 +124,7 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
         "are not counted"
     )
     withheld = (*job.withheld, *_estimated(job, tuning, weights))
-    spec = _images(job, tuning, weights, images)
+    spec = _images(job, tuning, weights)
     if spec is not None:
         job = replace(job, images=spec)
         launch.assume(
@@ -138,7 +138,7 @@ def with_vision_part(launch: LaunchInput, job: TrainingJob) -> tuple[TrainingJob
     return replace(job, model=model, not_counted=reasons, withheld=withheld), _of_language(tuning, held, training)
 
 
-def _images(job: TrainingJob, tuning: FineTuning, weights: VisionWeights, reason: str) -> ImageSpec | None:
+def _images(job: TrainingJob, tuning: FineTuning, weights: VisionWeights) -> ImageSpec | None:
     """The images, if the memory for them has a bound. It has none in fp32, and in other phases than the update."""
     if weights.model_type not in _BOUNDED or tuning.phases or job.precision.parameters == "fp32":
         return None
@@ -149,7 +149,7 @@ def _images(job: TrainingJob, tuning: FineTuning, weights: VisionWeights, reason
         patches_per_token=_patches_per_token(weights),
         masked=weights.model_type == _MASKED,
         projection=weights.projection,
-        reason=reason,
+        model=weights.model,
     )
 
 
