@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from analyzer.layout.stages import chunks
+from analyzer.memory.order import equivalent_iteration
+from analyzer.program.schedule.pipeline import most_in_flight
+
 if TYPE_CHECKING:
     from analyzer.specs import TrainingJob
     from analyzer.specs.vision_part import VisionWeight
@@ -108,9 +112,8 @@ def _adapters(weights: Sequence[VisionWeight], patches: int) -> int:
 
 
 def _in_flight(job: TrainingJob) -> int:
-    """The most microbatches between their forward and backward on the first stage, and one more, as these may overlap."""
+    """The most microbatches between their forward and backward in the first chunk of the first stage."""
     parallel = job.parallel
-    chunks = parallel.virtual_pipeline or 1
-    group = parallel.microbatch_group_size or parallel.pipeline
-    warmup = parallel.pipeline if chunks == 1 else 2 * (parallel.pipeline - 1) + (chunks - 1) * group
-    return min(job.batch.microbatches, warmup + 2) if parallel.pipeline > 1 else 1
+    stage = chunks(job.model.num_layers, parallel, mtp_layers=job.model.mtp_num_layers)[0]
+    iteration = equivalent_iteration(job, 0, max(job.batch.microbatches, job.batch.first_microbatches), stage)
+    return most_in_flight(iteration.order, [int(each.pre_process) for each in stage])

@@ -62,7 +62,9 @@ def test_images_of_microbatches_in_flight_are_stored(tmp_path: Path) -> None:
     eight = replace(four, parallel=replace(one.parallel, pipeline=8))
     added = image_bytes(four) - image_bytes(one)
     assert added > 0
-    assert image_bytes(eight) - image_bytes(four) == added * 4 / 5  # 1, 6 and 10 microbatches
+    assert image_bytes(eight) - image_bytes(four) == added * 4 / 3  # 1, 4 and 8 microbatches
+    interleaved = replace(four, parallel=replace(four.parallel, virtual_pipeline=2))
+    assert image_bytes(interleaved) - image_bytes(one) == added * 7 / 3  # 8 of chunk 0, after 7 and 4 at the end of the warm-up
 
 
 def test_launch_fits_with_the_bound_of_its_images(tmp_path: Path) -> None:

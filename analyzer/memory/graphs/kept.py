@@ -19,7 +19,7 @@ from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Module, parameters
 from analyzer.passes.graph_scopes import FULL_ITERATION, Scope, captured_modules, graphable_layers, layer_scope
 from analyzer.program.schedule.iteration import Iteration
-from analyzer.program.schedule.pipeline import Step
+from analyzer.program.schedule.pipeline import most_in_flight
 from analyzer.specs import GraphSpec, TrainingJob
 from analyzer.units import BLOCK, dtype_bytes, round_up
 
@@ -94,8 +94,7 @@ def _kept_te(
     if not scopes:
         return [], []
     static = sum(
-        _layers_in_flight(captured.order, _captured_layers(job, graphs, stage, masked=masked))
-        * (hidden + masked * _mask_bytes(job))
+        most_in_flight(captured.order, _captured_layers(job, graphs, stage, masked=masked)) * (hidden + masked * _mask_bytes(job))
         for masked in (False, True)
     )
     outputs = sum(_output_gradients(job, graphs, scope) for scope in {bool(scope.parts): scope for scope in scopes}.values())
@@ -178,12 +177,3 @@ def _is_captured(job: TrainingJob, graphs: GraphSpec, layer: Module, masked: boo
     scope = layer_scope(graphs, job.model.moe, layer)
     has_mask = any(child.kind is ModuleKind.ATTENTION and child.kind in scope.full for child in layer.children)
     return bool(scope.children) and masked in (None, has_mask)
-
-
-def _layers_in_flight(order: Sequence[Step], layers: Sequence[int]) -> int:
-    """The maximum number of captured layers whose backward has not run. Each needs a set of static inputs."""
-    in_flight = most = 0
-    for step in order:
-        in_flight += layers[step.chunk] if step.kind == "forward" else -layers[step.chunk]
-        most = max(most, in_flight)
-    return most

@@ -7,6 +7,7 @@ microbatches is assumed to follow `analyzer.specs.rules.features.schedule_violat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -123,6 +124,15 @@ def _different_groups(pipeline: int, first_rank: int, chunks: int, group: int, c
         backward = warmup // period * period + (chunks - 1 - chunk) * group + warmup % group
         groups = max(groups, ceil_div(warmup + backward + 1 + period, period))
     return groups
+
+
+def most_in_flight(order: Sequence[Step], weights: Sequence[int]) -> int:
+    """The maximum of the weights of all passes between their forward and backward. `weights`: that of each chunk."""
+    in_flight = most = 0
+    for step in order:
+        in_flight += weights[step.chunk] if step.kind == "forward" else -weights[step.chunk]
+        most = max(most, in_flight)
+    return most
 
 
 def warmup_forwards(*, pipeline: int, pipeline_rank: int, chunks: int, group_size: int) -> int:
