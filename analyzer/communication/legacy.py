@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzer.communication.calls import Call, Phase, gradient_statistics_group
+from analyzer.communication.calls import Call, Phase
+from analyzer.layout.job_groups import gradient_statistics_group
 from analyzer.modules.stage import StageModel
 from analyzer.specs import TrainingJob
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from analyzer.communication.calls import Call, ranks_in_group
+from analyzer.communication.calls import Call
 from analyzer.communication.data_parallel import data_parallel_calls
 from analyzer.communication.legacy import legacy_batch_calls, legacy_scalar_calls
 from analyzer.communication.modules import module_calls
@@ -22,6 +22,7 @@ from analyzer.communication.training_step import (
     shared_gradient_calls,
     token_count_calls,
 )
+from analyzer.layout.job_groups import ranks_in_group
 from analyzer.modules.stage import StageModel
 from analyzer.results import CommunicationRow, CommunicationTotal
 from analyzer.specs import TrainingJob

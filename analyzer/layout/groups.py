@@ -63,7 +63,7 @@ class Coordinates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Axis:
+class Axis:
     """A dimension of a grid. Neighbours along it differ by `stride` ranks."""
 
     name: str
@@ -100,7 +100,7 @@ def group_of(parallel: ParallelSpec, kind: str, rank: int, *, tied: bool = True,
         return members if rank in members else ()
     if kind == "intra_dist_opt":
         return _optimizer_instance(parallel, coordinates(parallel, rank).expert_data // _replicas_of_instance(parallel))
-    inside, _ = _split(parallel, kind)
+    inside = axes_of(parallel, kind)
     return _spread(rank - sum(axis.index(rank) * axis.stride for axis in inside), inside)
 
 
@@ -124,7 +124,7 @@ def group_size(parallel: ParallelSpec, kind: str, *, tied: bool = True, mtp_rank
         return 1
     if kind == "intra_dist_opt":
         return parallel.world_size // parallel.distributed_optimizer_instances
-    return prod(axis.size for axis in _split(parallel, kind)[0])
+    return prod(axis.size for axis in axes_of(parallel, kind))
 
 
 def group_count(parallel: ParallelSpec, kind: str) -> int:
@@ -159,7 +159,12 @@ def node_name(rank: int, gpus_per_node: int) -> str:
     return f"n{node}_g{gpu}"
 
 
-def _grid(parallel: ParallelSpec, *, expert: bool) -> tuple[_Axis, ...]:
+def axes_of(parallel: ParallelSpec, kind: str) -> tuple[Axis, ...]:
+    """Dimensions along which the ranks of a group differ, fastest first. `kind`: of `DENSE_GROUPS` or `EXPERT_GROUPS`."""
+    return _split(parallel, kind)[0]
+
+
+def _grid(parallel: ParallelSpec, *, expert: bool) -> tuple[Axis, ...]:
     """Dimensions of the dense grid or of the expert grid, fastest first."""
     sizes = {
         "tp": parallel.expert_tensor if expert else parallel.tensor,
@@ -171,12 +176,12 @@ def _grid(parallel: ParallelSpec, *, expert: bool) -> tuple[_Axis, ...]:
     axes = []
     stride = 1
     for name in parallel.order.split("-"):
-        axes.append(_Axis(name=name, size=sizes[name], stride=stride))
+        axes.append(Axis(name=name, size=sizes[name], stride=stride))
         stride *= sizes[name]
     return tuple(axes)
 
 
-def _split(parallel: ParallelSpec, kind: str) -> tuple[tuple[_Axis, ...], tuple[_Axis, ...]]:
+def _split(parallel: ParallelSpec, kind: str) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
     """Dimensions along which ranks of a group differ, and those along which groups differ."""
     expert = kind in EXPERT_GROUPS
     names = EXPERT_GROUPS[kind] if expert else DENSE_GROUPS[kind]
@@ -184,7 +189,7 @@ def _split(parallel: ParallelSpec, kind: str) -> tuple[tuple[_Axis, ...], tuple[
     return tuple(axis for axis in grid if axis.name in names), tuple(axis for axis in grid if axis.name not in names)
 
 
-def _spread(base: int, axes: tuple[_Axis, ...]) -> Group:
+def _spread(base: int, axes: tuple[Axis, ...]) -> Group:
     """Ranks reached from `base` along `axes`, the first axis changing fastest."""
     size = prod(axis.size for axis in axes)
     if size > RANGE_FROM:
@@ -197,7 +202,7 @@ def _spread(base: int, axes: tuple[_Axis, ...]) -> Group:
     return tuple(ranks)
 
 
-def _even_stride(axes: tuple[_Axis, ...]) -> int | None:
+def _even_stride(axes: tuple[Axis, ...]) -> int | None:
     """The distance between consecutive ranks along these axes, if it is constant; otherwise None."""
     stride = following = None
     for axis in axes:
@@ -248,4 +253,4 @@ def _optimizer_instance(parallel: ParallelSpec, instance: int) -> tuple[int, ...
     inside, outside = _split(parallel, "tp_ep_pp")
     (data,) = (axis for axis in outside if axis.name == "dp")
     first = instance * replicas * data.stride
-    return tuple(sorted(_spread(first, (*inside, _Axis(name="dp", size=replicas, stride=data.stride)))))
+    return tuple(sorted(_spread(first, (*inside, Axis(name="dp", size=replicas, stride=data.stride)))))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final, NamedTuple
 
-from analyzer.communication.calls import ranks_in_group
 from analyzer.layout.groups import GROUP_KINDS, groups
+from analyzer.layout.job_groups import domain_size, ranks_in_group
 from analyzer.specs import TrainingJob
 from analyzer.specs.speed import SpeedSpec
 
-RACK: Final = 64
-"""GPUs of an NVL72 rack that a job with several racks uses: sixteen nodes of four, so that sizes are powers of two."""
 _LISTED: Final = 4096
 """Ranks of a group that are looked at."""
 
@@ -31,19 +29,9 @@ def span_of(job: TrainingJob, group: str, speed: SpeedSpec) -> Span:
     cache: dict[tuple[str, str, int, int], Span] = job.__dict__.setdefault("_spans", {})
     key = (group, speed.name, speed.nvlink_domain, speed.pod)
     if key not in cache:
-        found = _span(job, group, domain_size(job, speed))
+        found = _span(job, group, domain_size(job.parallel, speed.nvlink_domain))
         cache[key] = found._replace(pod=_span(job, group, speed.pod).near) if speed.pod else found
     return cache[key]
-
-
-def domain_size(job: TrainingJob, speed: SpeedSpec) -> int:
-    """GPUs of the launch in one NVLink domain: those of a node, or of a rack."""
-    node, domain = job.parallel.gpus_per_node, speed.nvlink_domain
-    if domain <= 8:
-        return min(node, domain) if domain > 1 else 1
-    if job.parallel.world_size <= domain:
-        return job.parallel.world_size
-    return RACK if job.parallel.world_size % RACK == 0 else domain // node * node
 
 
 def _span(job: TrainingJob, group: str, domain: int) -> Span:

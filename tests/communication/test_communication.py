@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.communication.calls import gradient_statistics_group
 from analyzer.communication.table import communication_rows, totals
 from analyzer.layout.groups import coordinates, group_of
+from analyzer.layout.job_groups import gradient_statistics_group
 from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Collective, Module, Parameter
 from analyzer.passes.stages import stage_models

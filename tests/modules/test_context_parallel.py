@@ -11,9 +11,9 @@ from collections import Counter
 
 import pytest
 
-from analyzer.communication.calls import ranks_in_group
 from analyzer.communication.table import communication_rows
 from analyzer.errors import InputError
+from analyzer.layout.job_groups import ranks_in_group
 from analyzer.memory.ranks import rank_classes_of_tensors
 from analyzer.passes.stages import stage_models
 from analyzer.specs import TrainingJob

@@ -13,7 +13,8 @@ from math import comb
 
 import pytest
 
-from analyzer.time.links import Span, domain_size, span_of
+from analyzer.layout.job_groups import domain_size
+from analyzer.time.links import Span, span_of
 from analyzer.time.message_seconds import NO_CHOICES, Choices, Exchange, message_seconds
 from tests.job_of import job_of
 from tests.time.speeds import ROUND, ideal, known
@@ -145,7 +146,7 @@ def test_the_ranks_of_a_group_in_a_node(gpus: int, line: str, group: str, span: 
 def test_the_gpus_of_an_nvlink_domain(gpu: str, gpus: int, domain: int) -> None:
     found = job_of("--global-batch-size 144", gpus=8)
     parallel = replace(found.parallel, world_size=gpus, nodes=gpus // 4, gpus_per_node=4)
-    assert domain_size(replace(found, parallel=parallel), known(gpu)) == domain
+    assert domain_size(parallel, known(gpu).nvlink_domain) == domain
 
 
 def test_a_rack_has_large_expert_groups() -> None:
