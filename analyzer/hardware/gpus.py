@@ -44,6 +44,7 @@ class Gpu(NamedTuple):
             compute_capability=self.compute_capability,
             multiprocessors=self.multiprocessors,
             nvlink_domain=NVLINK_DOMAINS.get(self.name, HardwareSpec.nvlink_domain),
+            nvlinks=NVLINKS.get(self.name, 0),
         )
 
 
@@ -106,6 +107,16 @@ GPUS: Final[tuple[Gpu, ...]] = (
 
 NVLINK_DOMAINS: Final = {"GB200-186GB": 72, "GB300-288GB": 72}
 """GPUs that NVLink connects, where it is more than a node. Source: as `nvlink_domain` in speeds.json."""
+NVLINKS: Final = {
+    **dict.fromkeys(("V100-16GB", "V100-32GB"), 6),
+    **dict.fromkeys(("A100-40GB", "A100-80GB", "H100-NVL-94GB"), 12),
+    **dict.fromkeys(("A800-80GB", "H800-80GB"), 8),
+    "A30": 4,
+    **dict.fromkeys(("H100-80GB", "H100-96GB", "H20-96GB", "GH200-96GB", "H200-141GB"), 18),
+    **dict.fromkeys(("B100-180GB", "B200-180GB", "GB200-186GB", "B300-288GB", "GB300-288GB"), 18),
+}
+"""NVLinks of a GPU, from NVIDIA's data sheets: the bandwidth of NVLink by that of a link, 25 GB/s in a direction, or 50 GB/s in
+Blackwell. GPUs without an entry are connected by PCIe, or are AMD's."""
 DEFAULT_VARIANTS: Final = {"h100": "H100-80GB"}
 """Names of several rows that nearly always mean one of them. Other ambiguous names are refused."""
 

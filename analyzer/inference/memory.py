@@ -72,7 +72,7 @@ def _stage_memory(
     graphs = decode_bytes if spec.decode_graphs else 0
     temporary = max(prefill_bytes, 0 if graphs else decode_bytes)
     peak = sum(round_up(size, BLOCK) for size in (*weights.values(), cache, temporary, graphs)) + sum(each.bytes for each in kept)
-    device = reserved_bytes(peak, 0) + outside_allocator_bytes(prefill)
+    device = reserved_bytes(peak, 0) + outside_allocator_bytes(prefill, training=False)
     return StageMemory(
         pipeline_rank=before.pipeline_rank,
         ranks=pipeline_rank_ranges(job.parallel, before.pipeline_rank),

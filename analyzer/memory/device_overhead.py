@@ -1,26 +1,22 @@
 """Estimates the device memory that a rank uses in addition to its tensors: segments, the CUDA context and NCCL communicators.
 
-Sources: PyTorch c10/cuda/CUDACachingAllocator.cpp (segments of at least 2 MiB); NCCL src/include/{device,comm}.h
-(buffers of the protocols Simple, LL128 and LL for each channel).
+Source: PyTorch c10/cuda/CUDACachingAllocator.cpp (segments of at least 2 MiB).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from analyzer.memory.communicators import communicator_bytes, communicators
 from analyzer.memory.features import has_rare_features, userbuffer_bytes_of
 from analyzer.modules.moe.dispatchers import flex_buffer_bytes
 from analyzer.modules.shapes import shapes_of
 from analyzer.specs import TrainingJob
-from analyzer.units import KIB, MIB, round_up
+from analyzer.units import GIB, MIB, round_up
 
 SEGMENT: Final = 2 * MIB
 CONTEXT: Final = 512 * MIB
 """Bytes of a CUDA context with the kernels of PyTorch, cuBLAS, cuDNN and Transformer Engine; measured: 0.4 to 0.8 GiB."""
-CHANNELS: Final = 16
-CHANNEL_BYTES: Final = 4 * MIB + 120 * 640 * 8 * 8 + 512 * KIB
-"""Bytes of one connection of a channel: Simple 4 MiB (NCCL_BUFFSIZE), LL128 120 × 640 threads × 8 B × 8 steps, LL 512 KiB."""
-
 FRAGMENTATION: Final = 0.08
 """Upper bound of reserved over allocated memory, minus 1, without a replay. On 56 measured ranks it was 0.7 to 7.5 %."""
 RARE_FRAGMENTATION: Final = 0.4
@@ -32,8 +28,6 @@ SIMULATED: Final = (0.05, 0.1)
 within; on the 27 that were held out, the replay was 6.6 % too low to 3.6 % too high, and once 13.4 % too low (docs/accuracy.md)."""
 CONTEXTS: Final = (400 * MIB, 800 * MIB)
 """Minimum and maximum bytes of a CUDA context on current GPUs."""
-CHANNELS_RANGE: Final = (2, 32)
-"""Channels of a communicator: the minimum over a network, and the maximum that NCCL opens over NVLink."""
 
 
 def reserved_bytes(peak: int, largest_transient: int) -> int:
@@ -41,20 +35,25 @@ def reserved_bytes(peak: int, largest_transient: int) -> int:
     return round_up(peak + largest_transient, SEGMENT)
 
 
-def communicators(job: TrainingJob) -> int:
-    """Number of NCCL communicators that a rank opens: one for each kind of process group with more than one member."""
-    parallel = job.parallel
-    sizes = (parallel.tensor, parallel.pipeline, parallel.data_with_context, parallel.context)
-    has_embedding_group = job.model.tied_embeddings or job.model.mtp_num_layers > 0
-    return sum(size > 1 for size in sizes) + (has_embedding_group and parallel.pipeline > 1)
-
-
-def outside_allocator_bytes(job: TrainingJob) -> int:
-    """Bytes of the CUDA context, the communicators and the buffers of libraries.
+def outside_allocator_bytes(job: TrainingJob, *, training: bool = True) -> int:
+    """Bytes of the CUDA context, the communicators and the buffers of libraries. `training`: as in `communicator_bytes`.
 
     The statistics of PyTorch's allocator do not include them; `nvidia-smi` does.
     """
-    return CONTEXT + communicators(job) * CHANNELS * CHANNEL_BYTES + _library_buffers(job)
+    return CONTEXT + communicator_bytes(job, training=training).bytes + _library_buffers(job)
+
+
+def stated(job: TrainingJob, *, training: bool = True) -> str:
+    """What `outside_allocator_bytes` assumes for every launch, in words."""
+    found = communicators(job, training=training)
+    least, size, most = (value / GIB for value in communicator_bytes(job, training=training))
+    number = f"{len(found)} communicators" if len(found) > 1 else "one communicator"
+    if not found:
+        return "beside reserved memory the device has 0.5 GiB of the CUDA context"
+    return (
+        f"beside reserved memory the device has 0.5 GiB of the CUDA context and {size:.1f} GiB of NCCL's buffers ({number}, "
+        f"{least:.1f} to {most:.1f} GiB), with the default settings of NCCL"
+    )
 
 
 def _library_buffers(job: TrainingJob) -> int:
@@ -86,8 +85,6 @@ def device_range(
     """
     rare = has_rare_features(job) and not recorded
     lowest, highest = reserved_range(peak=peak, reserved=reserved, replayed=replayed, rare=rare)
-    least, most = (
-        context + communicators(job) * channels * CHANNEL_BYTES for context, channels in zip(CONTEXTS, CHANNELS_RANGE, strict=True)
-    )
-    buffers = _library_buffers(job)
-    return lowest - garbage + least + buffers, highest + most + buffers
+    buffers, outside = communicator_bytes(job), _library_buffers(job)
+    least, most = CONTEXTS[0] + buffers.least + outside, CONTEXTS[1] + buffers.most + outside
+    return lowest - garbage + least, highest + most

@@ -31,6 +31,8 @@ class HardwareSpec:
     multiprocessors: int | None = None
     nvlink_domain: int = 8
     """GPUs that NVLink connects: those of a node, or of a rack."""
+    nvlinks: int = 18
+    """NVLinks of the GPU; 0 if PCIe connects it with the others of its node."""
 
     @property
     def is_amd(self) -> bool:

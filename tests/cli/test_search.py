@@ -211,7 +211,7 @@ def test_the_length_of_an_encoder_has_its_own_name() -> None:
         "--nproc-per-node 2 pretrain_t5.py --encoder-num-layers 2 --decoder-num-layers 2 --hidden-size 256 --num-attention-heads 4 "
         "--encoder-seq-length 512 --decoder-seq-length 128 --max-position-embeddings 512 --micro-batch-size 2 --bf16 --lr 1e-4 "
         "--global-batch-size 4 --train-iters 10 --vocab-size 1000 --tokenizer-type NullTokenizer --info-gpu A100-40GB "
-        "--info-gpu-memory 2GiB --info-search-max seq-length"
+        "--info-gpu-memory 5GiB --info-search-max seq-length"
     ).split()
     assert titles(run(*words).out) == ("Largest --encoder-seq-length",)
     printed = run(*words, "--info-search", "--info-search-over", "tp", "--info-workers", "1").out

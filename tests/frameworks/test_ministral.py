@@ -66,6 +66,6 @@ def test_freezing_is_read(folder: Path, part: str, trained: int) -> None:
 
 
 def test_it_fits_with_the_most_that_images_need(folder: Path) -> None:
-    report = analyzer.analyze([f"{folder}/config.yaml", *WORLD], environ={})
+    report = analyzer.analyze([f"{folder}/config.yaml", *WORLD, "--info-gpu", "H200"], environ={})
     assert report.verdict.state == "fits"
     assert report.verdict.images_bytes > 0

@@ -69,7 +69,10 @@ def test_predicted_memory_agrees_with_the_measured_run(record: dict[str, Any], m
 
 
 def test_the_predicted_range_contains_the_measured_reserved_memory() -> None:
-    """All ranks of the runs on eight B200s: at least 95 of 100 are in the range, whose mean width is at most 4 %."""
+    """All ranks of the runs on eight B200s: at least 95 of 100 are in the range, whose mean width is at most 2.5 %.
+
+    That of the memory on the device is wider, as users can turn NVLS off, and NCCL trees.
+    """
     inside, widths, device_widths = 0, [], []
     for record in measured_records("b200.json"):
         ranks = predicted(record)
@@ -82,7 +85,7 @@ def test_the_predicted_range_contains_the_measured_reserved_memory() -> None:
             device_widths.append((device_most - device_least) / memory["device_bytes"])
     assert inside >= 0.95 * 56
     assert sum(widths) / 56 < 0.025
-    assert sum(device_widths) / 56 < 0.04
+    assert sum(device_widths) / 56 < 0.08
 
 
 @pytest.mark.parametrize("cluster", ["a100", "h100", "gb200"])

@@ -8,7 +8,8 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.hardware.gpus import find
-from analyzer.memory.device_overhead import outside_allocator_bytes
+from analyzer.memory.communicators import communicator_bytes, communicators
+from analyzer.memory.device_overhead import CONTEXT, outside_allocator_bytes
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.moe.dispatchers import flex_buffer_bytes
 from analyzer.modules.moe.flex import arrivals
@@ -44,8 +45,8 @@ def test_deepep_buffers_within_a_node() -> None:
     row = 2 * 1024 + 8 + 128 * 8 + 128 * 4 + 128 * 4
     bytes_ = 10 * 8 * ((2 * 1 + 3) * 4 + 256 * row)
     assert flex_buffer_bytes(shapes_of(job)) == -(-bytes_ // 128) * 128
-    plain = job_of(f"{MOE} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8")
-    assert outside_allocator_bytes(job) - outside_allocator_bytes(plain) == flex_buffer_bytes(shapes_of(job))
+    assert outside_allocator_bytes(job) == CONTEXT + communicator_bytes(job).bytes + flex_buffer_bytes(shapes_of(job))
+    assert "ep" not in {each.group for each in communicators(job)}
 
 
 def test_deepep_network_buffers_are_rounded_up_to_512_mib() -> None:

@@ -1,0 +1,205 @@
+"""The memory of NCCL communicators, outside PyTorch's allocator: their buffers, by the code of NCCL 2.27 to 2.30.
+
+- Every communicator has buffers for messages through the network: 16 steps of a chunk for each channel (`sharedNetBuffersInit`,
+  src/transport/net.cc). The chunk has 512 KiB where NVLink connects all ranks, and 128 KiB elsewhere (`computeBuffSizes`, init.cc).
+- A connection with another GPU has buffers of the protocols Simple, LL128 and LL for what is received, and a page for what is sent
+  (`p2pRecvSetup` and `p2pSendSetup`, src/transport/p2p.cc), in pages of 2 MiB. Rings connect both neighbours in each channel, trees
+  both in the other direction too (src/transport/generic.cc), and sends and receives, of which an all-to-all consists, each peer in
+  several channels (`ncclTopoComputeP2pChannels`, src/graph/paths.cc).
+- NVLink SHARP (NVLS) has two buffers of 1 MiB for each channel and rank (`ncclNvlsBufferSetup`, src/transport/nvls.cc).
+
+PyTorch creates a communicator when its group first communicates, and NCCL the connections of an algorithm when it is first used.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from analyzer.layout.job_groups import domain_size, gradient_statistics_group, ranks_in_group, ranks_near
+from analyzer.specs import HardwareSpec, TrainingJob
+from analyzer.specs.moe import AUXILIARY_LOSSES
+from analyzer.units import KIB, MIB, ceil_div, round_up
+
+PAGE: Final = 2 * MIB
+"""The granularity of CUDA's virtual memory (cuMem)."""
+RECEIVED: Final = round_up(4 * MIB + 120 * 640 * 8 * 8 + 512 * KIB, PAGE)
+"""Bytes of what is received: Simple 4 MiB, LL128 120 elements × 640 threads × 8 B × 8 steps, LL 512 KiB."""
+CONNECTION: Final = RECEIVED + PAGE
+"""Bytes of a connection in both directions, of one channel."""
+NETWORK_CONNECTION: Final = 2 * round_up(4 * MIB + 120 * 640 * 8 * 8, PAGE)
+"""The same through the network: buffers of Simple and LL128 at both ends, for GPUDirect."""
+STEPS: Final = 16
+NVLINK_CHUNK: Final = 512 * KIB
+CHUNK: Final = 128 * KIB
+MOST_CHANNELS: Final = (32, 64)
+"""Channels of a communicator with one rank: up to NCCL 2.24, and from 2.26 on (MAXCHANNELS)."""
+NETWORK_CHANNELS: Final = 16
+"""Channels of a ring through the network with eight or four GPUs of a node; four for each GPU below."""
+NETWORK_PEER_CHANNELS: Final = 4
+"""Channels of a message to another node: 14 GB/s each, for a port of 50 GB/s (NCCL_P2P_PER_CHANNEL_NET_BW)."""
+PCIE_CHANNELS: Final = 4
+AMD_CHANNELS: Final = 32
+NVLS_BUFFER: Final = 2 * 8 * 128 * KIB
+"""Bytes of both NVLS buffers of a channel and rank: 8 steps of 128 KiB."""
+
+_LINK_GB: Final = ((10, 40.1), (9, 20.6), (7, 20.0))
+"""GB/s that NCCL assumes for an NVLink, by major compute capability (src/graph/topo.h)."""
+_SPEEDS: Final = (
+    (10, (90.0, 80.0, 70.0, 60.0, 50.0, 45.0, 40.0, 30.0, 24.0, 20.0)),
+    (9, (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 12.0)),
+    (7, (40.0, 30.0, 20.0, 18.0, 15.0, 12.0)),
+)
+"""GB/s that NCCL tries for a channel, by major compute capability (src/graph/search.cc)."""
+
+
+class Communicator(NamedTuple):
+    """A process group that communicates on the GPU."""
+
+    group: str
+    ranks: int
+    near: int
+    """Ranks in one NVLink domain."""
+    peers: int = 0
+    """Ranks that each rank sends messages to: neighbours in a pipeline or ring, all others in an all-to-all."""
+    collectives: bool = True
+
+
+class Estimate(NamedTuple):
+    """Bytes of all communicators of a rank."""
+
+    least: int
+    """With rings only, and NCCL before 2.26."""
+    bytes: int
+    """With rings and trees."""
+    most: int
+    """With NVLS as well."""
+
+
+def communicator_bytes(job: TrainingJob, *, training: bool = True) -> Estimate:
+    """The buffers of the communicators of a rank between two others of its pipeline. `training`: also those of a training step."""
+    cache: dict[tuple[bool, HardwareSpec], Estimate] = job.__dict__.setdefault("_communicator_bytes", {})
+    key = (training, job.hardware)
+    if key not in cache:
+        found = [bytes_of(each, job.hardware) for each in communicators(job, training=training)]
+        cache[key] = Estimate(*(sum(each[place] for each in found) for place in range(3)))
+    return cache[key]
+
+
+def communicators(job: TrainingJob, *, training: bool = True) -> tuple[Communicator, ...]:
+    """The groups of a rank that communicate: those of a forward and, if `training`, those of a training step.
+
+    A training step reduces its success, the gradient norm and the losses over groups of any size, also of one rank
+    (megatron/training/training.py, core 0.16.1).
+    """
+    parallel, moe = job.parallel, job.model.moe
+    domain = domain_size(parallel, job.hardware.nvlink_domain)
+
+    def of(group: str, *, peers: int = 0, collectives: bool = True) -> Communicator:
+        ranks = ranks_in_group(job, group)
+        near = min(ranks, ranks_near(parallel, group.removeprefix("intra_"), domain))
+        return Communicator(group, ranks, near, min(peers, ranks - 1), collectives)
+
+    found = [of("world")] if training or parallel.world_size > 1 else []
+    if training:
+        groups = ["mp", "dp_cp", gradient_statistics_group(job), gradient_statistics_group(job, experts=moe is not None)]
+        found += [of(group) for group in dict.fromkeys(groups) if group != "world"]
+    if parallel.tensor > 1:
+        found.append(of("tp"))
+    if parallel.pipeline > 1:
+        logged = training and moe is not None and any(each in AUXILIARY_LOSSES for each in moe.load_balancing)
+        found.append(of("pp", peers=2, collectives=logged))
+    if parallel.context > 1:
+        everyone = parallel.context - 1 if "a2a" in parallel.cp_comm_type else 2
+        gathers = parallel.cp_comm_type == "all_gather"
+        found.append(of("cp", peers=0 if gathers else everyone, collectives=gathers))
+    if training and job.model.tied_embeddings and parallel.pipeline > 1:
+        found.append(Communicator("embd", 2, 1))
+    if moe is not None:
+        found += [each for each in _of_experts(job, of("ep", peers=parallel.expert), of("tp_ep"), of("etp")) if each.ranks > 1]
+        found += [each for each in (of("edp"), of("tp_cp")) if training and each.ranks > 1]
+    return tuple(found)
+
+
+def _of_experts(job: TrainingJob, ep: Communicator, tp_ep: Communicator, etp: Communicator) -> list[Communicator]:
+    """Those of the dispatcher: the all-to-all exchanges tokens, and its groups gather the numbers of tokens of the experts."""
+    moe = job.model.moe
+    assert moe is not None, "the model has experts"
+    if moe.dispatcher == "alltoall":
+        return [ep._replace(collectives=False), tp_ep, etp]
+    return [tp_ep]
+
+
+def bytes_of(each: Communicator, gpu: HardwareSpec) -> Estimate:
+    """The buffers of a communicator on one rank."""
+    if each.ranks == 1:
+        least, most = (channels * STEPS * NVLINK_CHUNK for channels in MOST_CHANNELS)
+        return Estimate(least, most, most)
+    return _near(each, gpu) if each.near == each.ranks else _far(each)
+
+
+def _near(each: Communicator, gpu: HardwareSpec) -> Estimate:
+    """All ranks are in one node or rack."""
+    channels = ring_channels(gpu)
+    powered = 1 << (channels - 1).bit_length()
+    shared = powered * STEPS * (NVLINK_CHUNK if gpu.nvlinks else CHUNK)
+    least = shared + each.peers * min(powered, peer_channels(gpu)) * CONNECTION
+    trees = sharp = 0
+    if each.collectives:
+        least += channels * CONNECTION
+        trees = channels * CONNECTION if each.ranks > 2 else 0
+        sharp = sharp_channels(gpu) * NVLS_BUFFER * min(each.ranks, 32)
+    return Estimate(least, least + trees, least + trees + sharp)
+
+
+def _far(each: Communicator) -> Estimate:
+    """Ranks are in several nodes or racks. The other GPUs of the node forward messages, each through a buffer of its own (PXN)."""
+    channels = min(NETWORK_CHANNELS, 4 * each.near)
+    shared = channels * STEPS * CHUNK
+    per_peer = NETWORK_PEER_CHANNELS
+    while per_peer > 1 and per_peer * ceil_div(each.ranks, 8) > channels:
+        per_peer //= 2
+    least = shared + min(each.peers, each.near - 1) * per_peer * CONNECTION
+    forwarded = (min(each.near, 8) - 1) * shared
+    connection = NETWORK_CONNECTION if each.near == 1 else CONNECTION
+    rings = trees = 0
+    if each.collectives:
+        rings = channels * connection
+        trees = rings if each.ranks > 2 else 0
+    return Estimate(least + rings, least + rings + trees + forwarded, least + rings + trees + forwarded)
+
+
+@lru_cache
+def ring_channels(gpu: HardwareSpec) -> int:
+    """Channels of the rings of a node: `ncclTopoCompute` and `ncclTopoDupChannels` (src/graph/search.cc), and connect.cc.
+
+    The fastest channels that together use most of the bandwidth, twice as many if they are fast, and each of them twice.
+    """
+    if gpu.is_amd:
+        return AMD_CHANNELS
+    if not gpu.nvlinks:
+        return PCIE_CHANNELS
+    major = (gpu.compute_capability or (9, 0))[0]
+    link = next(value for least, value in _LINK_GB if major >= least or least == 7)
+    speeds = next(values for least, values in _SPEEDS if major >= least or least == 7)
+    total = gpu.nvlinks * link
+    speed = max(speeds, key=lambda each: (total // each * each, each))
+    channels = int(total // speed)
+    if speed >= 25 and not (major >= 9 and speed < 50 and channels > 4):
+        channels *= 2
+    return 2 * channels
+
+
+def peer_channels(gpu: HardwareSpec) -> int:
+    """Channels of the messages to a rank of the same node: two for each NVLink, rounded up to a power of two."""
+    if gpu.is_amd:
+        return AMD_CHANNELS
+    return 1 << (2 * max(1, gpu.nvlinks) - 1).bit_length()
+
+
+def sharp_channels(gpu: HardwareSpec) -> int:
+    """Channels of NVLS (src/transport/nvls.cc); 0 without NVSwitch, which bridges of two GPUs have not."""
+    major = (gpu.compute_capability or (9, 0))[0]
+    if gpu.is_amd or not gpu.nvlinks or gpu.nvlink_domain < 4 or major < 9:
+        return 0
+    return 24 if major >= 10 else 16
