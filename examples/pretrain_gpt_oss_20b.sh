@@ -4,7 +4,7 @@
 #
 # To predict its memory, run in the root of this repository:
 #
-#   get-training-info examples/pretrain_gpt_oss_20b.sh --info-gpu H100-80GB
+#   get-training-info examples/pretrain_gpt_oss_20b.sh --info-gpu H200-141GB
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 

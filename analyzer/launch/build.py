@@ -34,6 +34,7 @@ from analyzer.launch.derive.recompute import recompute_spec
 from analyzer.launch.derive.smallest_world import smallest_world
 from analyzer.launch.derive.training_flags import training_flags
 from analyzer.launch.info_options import IMAGE_TOKENS, MODEL, NO_IMAGES, SAMPLE_LENGTH
+from analyzer.launch.nccl import nccl_spec
 from analyzer.launch.software import check_software, software_in
 from analyzer.launch.tokenizer.vocabulary import read_vocabulary
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec, RecomputeSpec, SoftwareSpec, TrainingJob
@@ -136,6 +137,7 @@ def _build(
         withheld=arguments.withheld,
         tuning=arguments.tuning,
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
+        nccl=nccl_spec(launch.environ),
     )
     return _checked(launch, _with_adapters(launch, _with_plugin(launch, _with_compressed(launch, _with_variant(launch, job)))))
 

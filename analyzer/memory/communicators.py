@@ -19,19 +19,18 @@ from typing import Final, NamedTuple
 from analyzer.layout.job_groups import domain_size, gradient_statistics_group, ranks_in_group, ranks_near
 from analyzer.specs import HardwareSpec, TrainingJob
 from analyzer.specs.moe import AUXILIARY_LOSSES
+from analyzer.specs.software import DEFAULT_NCCL, NcclSpec
 from analyzer.units import KIB, MIB, ceil_div, round_up
 
 PAGE: Final = 2 * MIB
-"""The granularity of CUDA's virtual memory (cuMem)."""
-RECEIVED: Final = round_up(4 * MIB + 120 * 640 * 8 * 8 + 512 * KIB, PAGE)
-"""Bytes of what is received: Simple 4 MiB, LL128 120 elements × 640 threads × 8 B × 8 steps, LL 512 KiB."""
-CONNECTION: Final = RECEIVED + PAGE
-"""Bytes of a connection in both directions, of one channel."""
-NETWORK_CONNECTION: Final = 2 * round_up(4 * MIB + 120 * 640 * 8 * 8, PAGE)
-"""The same through the network: buffers of Simple and LL128 at both ends, for GPUDirect."""
+"""Buffers that other processes map are multiples of it (CUDA_IPC_MIN, and the granularity of CUDA's virtual memory)."""
+LL128: Final = 120 * 640 * 8 * 8
+"""Bytes of a buffer of this protocol: 120 elements × 640 threads × 8 B × 8 steps."""
+LL: Final = 512 * KIB
 STEPS: Final = 16
-NVLINK_CHUNK: Final = 512 * KIB
-CHUNK: Final = 128 * KIB
+"""Chunks of the buffers for messages through the network, for each channel."""
+BUFFER_STEPS: Final = 8
+"""Steps of a buffer of a connection (NCCL_STEPS)."""
 MOST_CHANNELS: Final = (32, 64)
 """Channels of a communicator with one rank: up to NCCL 2.24, and from 2.26 on (MAXCHANNELS)."""
 NETWORK_CHANNELS: Final = 16
@@ -40,6 +39,7 @@ NETWORK_PEER_CHANNELS: Final = 4
 """Channels of a message to another node: 14 GB/s each, for a port of 50 GB/s (NCCL_P2P_PER_CHANNEL_NET_BW)."""
 PCIE_CHANNELS: Final = 4
 AMD_CHANNELS: Final = 32
+"""Of RCCL, whose rings alone have what was measured for a communicator."""
 NVLS_BUFFER: Final = 2 * 8 * 128 * KIB
 """Bytes of both NVLS buffers of a channel and rank: 8 steps of 128 KiB."""
 
@@ -81,7 +81,7 @@ def communicator_bytes(job: TrainingJob, *, training: bool = True) -> Estimate:
     cache: dict[tuple[bool, HardwareSpec], Estimate] = job.__dict__.setdefault("_communicator_bytes", {})
     key = (training, job.hardware)
     if key not in cache:
-        found = [bytes_of(each, job.hardware) for each in communicators(job, training=training)]
+        found = [bytes_of(each, job.hardware, job.nccl) for each in communicators(job, training=training)]
         cache[key] = Estimate(*(sum(each[place] for each in found) for place in range(3)))
     return cache[key]
 
@@ -108,17 +108,31 @@ def communicators(job: TrainingJob, *, training: bool = True) -> tuple[Communica
         found.append(of("tp"))
     if parallel.pipeline > 1:
         logged = training and moe is not None and any(each in AUXILIARY_LOSSES for each in moe.load_balancing)
-        found.append(of("pp", peers=2, collectives=logged))
+        unbatched = parallel.overlap_p2p and parallel.chunks > 1
+        found += _with_pairs(of("pp", peers=2, collectives=logged), unbatched=unbatched)
     if parallel.context > 1:
         everyone = parallel.context - 1 if "a2a" in parallel.cp_comm_type else 2
         gathers = parallel.cp_comm_type == "all_gather"
-        found.append(of("cp", peers=0 if gathers else everyone, collectives=gathers))
+        unbatched = parallel.cp_comm_type == "p2p" and parallel.context > 2
+        found += _with_pairs(of("cp", peers=0 if gathers else everyone, collectives=gathers), unbatched=unbatched)
     if training and job.model.tied_embeddings and parallel.pipeline > 1:
         found.append(Communicator("embd", 2, 1))
     if moe is not None:
         found += [each for each in _of_experts(job, of("ep", peers=parallel.expert), of("tp_ep"), of("etp")) if each.ranks > 1]
         found += [each for each in (of("edp"), of("tp_cp")) if training and each.ranks > 1]
     return tuple(found)
+
+
+def _with_pairs(group: Communicator, *, unbatched: bool) -> list[Communicator]:
+    """The group; with single messages (`isend`, `irecv`) PyTorch creates a communicator of two ranks for each of two neighbours.
+
+    Interleaved schedules with overlapping messages have these, and rings of more than two context-parallel ranks (Transformer
+    Engine, `flash_attn_p2p_communicate`). The group itself then has collectives only.
+    """
+    if not unbatched:
+        return [group]
+    pair = Communicator(f"{group.group} pair", 2, min(2, group.near), peers=1, collectives=False)
+    return [pair, pair, *([group._replace(peers=0)] if group.collectives else [])]
 
 
 def _of_experts(job: TrainingJob, ep: Communicator, tp_ep: Communicator, etp: Communicator) -> list[Communicator]:
@@ -130,43 +144,66 @@ def _of_experts(job: TrainingJob, ep: Communicator, tp_ep: Communicator, etp: Co
     return [tp_ep]
 
 
-def bytes_of(each: Communicator, gpu: HardwareSpec) -> Estimate:
+def received_bytes(nccl: NcclSpec) -> int:
+    """What a connection allocates for what it receives: a buffer of each protocol."""
+    return round_up(nccl.buffer_bytes + LL128 + LL, PAGE)
+
+
+def connection_bytes(nccl: NcclSpec) -> int:
+    """A connection in both directions, of one channel."""
+    return received_bytes(nccl) + PAGE
+
+
+def bytes_of(each: Communicator, gpu: HardwareSpec, nccl: NcclSpec = DEFAULT_NCCL) -> Estimate:
     """The buffers of a communicator on one rank."""
     if each.ranks == 1:
-        least, most = (channels * STEPS * NVLINK_CHUNK for channels in MOST_CHANNELS)
+        chunk = min(nccl.nvlink_chunk, nccl.buffer_bytes // BUFFER_STEPS)
+        least, most = (min(channels, nccl.most_channels) * STEPS * chunk for channels in MOST_CHANNELS)
         return Estimate(least, most, most)
-    return _near(each, gpu) if each.near == each.ranks else _far(each)
+    return _near(each, gpu, nccl) if each.near == each.ranks else _far(each, nccl)
 
 
-def _near(each: Communicator, gpu: HardwareSpec) -> Estimate:
+def _near(each: Communicator, gpu: HardwareSpec, nccl: NcclSpec) -> Estimate:
     """All ranks are in one node or rack."""
-    channels = ring_channels(gpu)
+    channels = AMD_CHANNELS if gpu.is_amd else _limited(ring_channels(gpu), nccl)
     powered = 1 << (channels - 1).bit_length()
-    shared = powered * STEPS * (NVLINK_CHUNK if gpu.nvlinks else CHUNK)
-    least = shared + each.peers * min(powered, peer_channels(gpu)) * CONNECTION
+    connection = connection_bytes(nccl)
+    least = powered * _shared(nccl.nvlink_chunk if gpu.nvlinks or gpu.is_amd else nccl.network_chunk, nccl)
+    least += each.peers * min(powered, peer_channels(gpu)) * connection
     trees = sharp = 0
     if each.collectives:
-        least += channels * CONNECTION
-        trees = channels * CONNECTION if each.ranks > 2 else 0
-        sharp = sharp_channels(gpu) * NVLS_BUFFER * min(each.ranks, 32)
-    return Estimate(least, least + trees, least + trees + sharp)
+        least += channels * connection
+        trees = channels * connection if nccl.trees and each.ranks > 2 else 0
+        sharp = sharp_channels(gpu) * NVLS_BUFFER * min(each.ranks, 32) if nccl.sharp else 0
+    return Estimate(least, least if gpu.is_amd else least + trees, least + trees + sharp)
 
 
-def _far(each: Communicator) -> Estimate:
+def _far(each: Communicator, nccl: NcclSpec) -> Estimate:
     """Ranks are in several nodes or racks. The other GPUs of the node forward messages, each through a buffer of its own (PXN)."""
-    channels = min(NETWORK_CHANNELS, 4 * each.near)
-    shared = channels * STEPS * CHUNK
+    channels = _limited(min(NETWORK_CHANNELS, 4 * each.near), nccl)
+    shared = channels * _shared(nccl.network_chunk, nccl)
     per_peer = NETWORK_PEER_CHANNELS
     while per_peer > 1 and per_peer * ceil_div(each.ranks, 8) > channels:
         per_peer //= 2
-    least = shared + min(each.peers, each.near - 1) * per_peer * CONNECTION
-    forwarded = (min(each.near, 8) - 1) * shared
-    connection = NETWORK_CONNECTION if each.near == 1 else CONNECTION
-    rings = trees = 0
+    least = shared + min(each.peers, each.near - 1) * per_peer * connection_bytes(nccl)
+    forwarded = (min(each.near, 8) - 1) * shared if nccl.forwards else 0
+    trees = 0
     if each.collectives:
-        rings = channels * connection
-        trees = rings if each.ranks > 2 else 0
-    return Estimate(least + rings, least + rings + trees + forwarded, least + rings + trees + forwarded)
+        # with GPUDirect the network reads and writes buffers of Simple and LL128 at both ends
+        network = 2 * round_up(nccl.buffer_bytes + LL128, PAGE)
+        rings = channels * (network if each.near == 1 else connection_bytes(nccl))
+        least += rings
+        trees = rings if nccl.trees and each.ranks > 2 else 0
+    return Estimate(least, least + trees + forwarded, least + trees + forwarded)
+
+
+def _shared(chunk: int, nccl: NcclSpec) -> int:
+    """The buffer for messages through the network, for each channel. A chunk is at most a step of a connection."""
+    return STEPS * min(chunk, nccl.buffer_bytes // BUFFER_STEPS)
+
+
+def _limited(channels: int, nccl: NcclSpec) -> int:
+    return max(min(channels, nccl.most_channels), min(nccl.fewest_channels, MOST_CHANNELS[1]))
 
 
 @lru_cache
@@ -175,8 +212,6 @@ def ring_channels(gpu: HardwareSpec) -> int:
 
     The fastest channels that together use most of the bandwidth, twice as many if they are fast, and each of them twice.
     """
-    if gpu.is_amd:
-        return AMD_CHANNELS
     if not gpu.nvlinks:
         return PCIE_CHANNELS
     major = (gpu.compute_capability or (9, 0))[0]

@@ -12,6 +12,7 @@ from analyzer.memory.features import has_rare_features, userbuffer_bytes_of
 from analyzer.modules.moe.dispatchers import flex_buffer_bytes
 from analyzer.modules.shapes import shapes_of
 from analyzer.specs import TrainingJob
+from analyzer.specs.software import DEFAULT_NCCL
 from analyzer.units import GIB, MIB, round_up
 
 SEGMENT: Final = 2 * MIB
@@ -50,9 +51,11 @@ def stated(job: TrainingJob, *, training: bool = True) -> str:
     number = f"{len(found)} communicators" if len(found) > 1 else "one communicator"
     if not found:
         return "beside reserved memory the device has 0.5 GiB of the CUDA context"
+    ends = "" if f"{least:.1f}" == f"{most:.1f}" else f", {least:.1f} to {most:.1f} GiB"
+    settings = "the default settings of NCCL" if job.nccl == DEFAULT_NCCL else "the settings of NCCL in the environment"
     return (
-        f"beside reserved memory the device has 0.5 GiB of the CUDA context and {size:.1f} GiB of NCCL's buffers ({number}, "
-        f"{least:.1f} to {most:.1f} GiB), with the default settings of NCCL"
+        f"beside reserved memory the device has 0.5 GiB of the CUDA context and {size:.1f} GiB of NCCL's buffers ({number}{ends}), "
+        f"with {settings}"
     )
 
 

@@ -11,7 +11,7 @@ from analyzer.specs.optimizer import FsdpSpec, OptimizerSpec
 from analyzer.specs.parallel import ParallelSpec
 from analyzer.specs.precision import PrecisionSpec
 from analyzer.specs.release_changes import CoreBehavior, EngineBehavior, core_behavior, engine_behavior
-from analyzer.specs.software import SoftwareSpec
+from analyzer.specs.software import DEFAULT_NCCL, NcclSpec, SoftwareSpec
 from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
 from analyzer.specs.vision_part import ImageSpec
 
@@ -50,6 +50,7 @@ class TrainingJob:
     fsdp: FsdpSpec | None = None
     graphs: GraphSpec | None = None
     activation_offload: ActivationOffloadSpec | None = None
+    nccl: NcclSpec = DEFAULT_NCCL
 
     @property
     def core(self) -> CoreBehavior:

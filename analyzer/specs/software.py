@@ -1,4 +1,4 @@
-"""Versions of the libraries that a training runs with."""
+"""Versions and settings of the libraries that a training runs with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
+
+from analyzer.units import KIB, MIB
 
 _RELEASE: Final = re.compile(r"\d+(?:\.\d+)*")
 
@@ -33,3 +35,28 @@ class SoftwareSpec:
     def torch_is_before(self, version: str) -> bool:
         """Whether PyTorch is older than `version`, such as '2.12'."""
         return version_number(self.torch) < version_number(version)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclSpec:
+    """Settings of NCCL in the environment of a launch. The defaults are those of NCCL 2.27 to 2.30."""
+
+    buffer_bytes: int = 4 * MIB
+    """A buffer of the protocol Simple (NCCL_BUFFSIZE)."""
+    nvlink_chunk: int = 512 * KIB
+    """Bytes of a step of a message where NVLink connects all ranks (NCCL_P2P_NVL_CHUNKSIZE)."""
+    network_chunk: int = 128 * KIB
+    """The same elsewhere (NCCL_P2P_NET_CHUNKSIZE)."""
+    fewest_channels: int = 1
+    """Of rings and trees (NCCL_MIN_NCHANNELS, NCCL_MIN_CTAS)."""
+    most_channels: int = 64
+    """The same (NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS)."""
+    trees: bool = True
+    """NCCL_ALGO allows trees."""
+    sharp: bool = True
+    """NCCL_NVLS_ENABLE and NCCL_ALGO allow NVLink SHARP."""
+    forwards: bool = True
+    """The other GPUs of a node forward messages to the network (NCCL_PXN_DISABLE)."""
+
+
+DEFAULT_NCCL: Final = NcclSpec()

@@ -17,7 +17,7 @@ from tests.command import run
 from tests.layout_search.every_layout import layouts_of
 from tests.layout_search.test_extremes import OVER, WORDS, least_bytes, least_on, problem
 
-LIMIT = 3 * 2**30
+LIMIT = 10 * 2**30
 
 
 def answer(name: str, memory: int, *more: str) -> dict[str, Any]:
@@ -45,9 +45,10 @@ def test_a_launch_fits_a_gpu_with_as_much_memory_as_it_needs() -> None:
         return found.status, json.loads(found.out)
 
     status, document = outcome(80 * 2**30)
-    needed = max(rank["memory"]["device_bytes"] for rank in document["ranks"])
+    memory = max((rank["memory"] for rank in document["ranks"]), key=lambda each: each["device_bytes"])
+    needed, unused = memory["device_bytes"], memory["peak_reserved_bytes"] - memory["peak_allocated_bytes"]
     assert (status, document["verdict"]["fits"]) == (0, True)
-    for memory, fits in ((needed, True), (needed - 1, False)):
+    for memory, fits in ((needed, True), (needed - unused - 1, False)):  # PyTorch frees segments that are not used
         status, document = outcome(memory)
         assert (status, document["verdict"]["fits"]) == (0 if fits else 1, fits)
 

@@ -16,7 +16,7 @@ from tools.update_examples import ROOT, SCRIPTS, command_of, commands, expected_
 
 pytestmark = pytest.mark.slow
 
-EXIT_STATUS = {"pretrain_llama3_405b": 1}
+EXIT_STATUS = {"pretrain_llama3_405b": 1, "pretrain_llama3_405b_1024gpus": 1}
 """Exit status of scripts that do not fit. Llama-3 405B in 80 GB without recomputation needs the framework of its paper."""
 
 MAX_LINES = 68
@@ -84,7 +84,7 @@ def test_the_verdict_is_at_the_start_and_the_sums_of_printed_parts_are_correct(f
     text = file.read_text()
     start = text.splitlines()[:VERDICT_WITHIN]
     assert sum(line.startswith(("It fits: ", "It is tight: ", "It does not fit: ")) for line in start) == 1
-    fits = not any(line.startswith("It does not fit: ") for line in start)
+    fits = EXIT_STATUS.get(file.stem, 0) == 0
     assert any(line.startswith("  headroom  ") for line in start) is fits
     memory = section(text, "Memory of")
     assert check_memory_table(memory) >= 1

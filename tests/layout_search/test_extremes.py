@@ -23,7 +23,7 @@ from tests.layout_search.every_layout import layouts_of
 from tests.layout_search.random_spaces import NOWHERE
 
 WORDS = (
-    "--nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 8 --seq-length 1024 --swiglu "
+    "--nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 4096 --num-attention-heads 8 --seq-length 1024 --swiglu "
     "--max-position-embeddings 1024 --bf16 --train-iters 10 --lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 31999 "
     "--info-gpu H100-80GB --micro-batch-size 1 --global-batch-size 16 --info-gpu-memory"
 )
@@ -130,7 +130,7 @@ def test_a_limit_of_days_needs_the_length_of_the_training() -> None:
 @pytest.mark.slow
 def test_the_longest_sequence_is_that_of_all_layouts() -> None:
     """It fits in some layout, and the next longer one in none."""
-    limit = 3 * 2**30
+    limit = 10 * 2**30
     found = answers(f"{limit}B").largest("seq-length")
     assert found.value is not None
     assert found.not_enough is not None
@@ -147,7 +147,7 @@ def test_the_longest_sequence_is_that_of_all_layouts() -> None:
 
 @pytest.mark.slow
 def test_the_largest_micro_batch_is_that_of_all_layouts() -> None:
-    limit = 3 * 2**30
+    limit = 10 * 2**30
     found = answers(f"{limit}B").largest("micro-batch-size")
     assert found.value is not None
     sizes = {}
@@ -178,7 +178,7 @@ def test_the_largest_micro_batch_may_need_more_tensor_parallelism_than_the_launc
 
 @pytest.mark.slow
 def test_the_longest_sequence_does_not_depend_on_the_micro_batch_of_the_launch() -> None:
-    limit, found = "3GiB", []
+    limit, found = "10GiB", []
     for size in ("1", "2"):
         words = WORDS.replace("--micro-batch-size 1", f"--micro-batch-size {size}").split()
         launch = problem_of(read_launch([*words, limit], environ={}, folder=NOWHERE))

@@ -10,20 +10,22 @@ from hypothesis import strategies as st
 
 from analyzer.api import analyze
 from analyzer.hardware.gpus import find
+from analyzer.launch.nccl import nccl_spec
 from analyzer.layout.groups import DENSE_GROUPS, EXPERT_GROUPS, group_of
 from analyzer.layout.job_groups import ranks_near
 from analyzer.memory.communicators import (
     PAGE,
-    RECEIVED,
     Communicator,
     bytes_of,
     communicator_bytes,
     communicators,
     peer_channels,
+    received_bytes,
     ring_channels,
 )
 from analyzer.specs import HardwareSpec
-from analyzer.units import MIB
+from analyzer.specs.software import NcclSpec
+from analyzer.units import GIB, MIB
 from tests.job_of import job_of
 from tests.parallel_spec import spec
 
@@ -37,6 +39,8 @@ LAYOUTS = (
     "--global-batch-size 16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
     "--global-batch-size 16 --pipeline-model-parallel-size 4 --untie-embeddings-and-output-weights --use-distributed-optimizer",
     "--global-batch-size 16 --context-parallel-size 2 --use-distributed-optimizer",
+    "--global-batch-size 16 --context-parallel-size 4",
+    "--global-batch-size 16 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
     MOE + "--global-batch-size 16 --expert-model-parallel-size 8 --use-distributed-optimizer",
     MOE + "--global-batch-size 16 --expert-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel",
     MOE + "--global-batch-size 16 --expert-model-parallel-size 2 --pipeline-model-parallel-size 2 --use-distributed-optimizer",
@@ -68,7 +72,7 @@ def test_group_of_a100_has_what_was_measured() -> None:
 
 def test_connections_of_an_all_to_all_are_those_that_were_measured() -> None:
     """NVIDIA/nccl issue 1685, 8 H100: allocations of 10485760 and 2097152 bytes, and 3.28 GB more after the first all-to-all."""
-    assert (RECEIVED, PAGE) == (10485760, 2097152)
+    assert (received_bytes(NcclSpec()), PAGE) == (10485760, 2097152)
     found = bytes_of(Communicator("ep", 8, 8, peers=7, collectives=False), gpu("H100-80GB"))
     assert found.bytes == pytest.approx(3.28e9, rel=0.1)
 
@@ -76,6 +80,40 @@ def test_connections_of_an_all_to_all_are_those_that_were_measured() -> None:
 def test_group_of_one_rank_has_what_was_measured() -> None:
     """NVIDIA/nccl issue 2363, B300 with NCCL 2.28.9: 536870912 bytes."""
     assert bytes_of(Communicator("dp", 1, 1), gpu("B300-288GB")).bytes == 536870912
+
+
+def test_communicator_of_amd_has_what_was_measured() -> None:
+    """Lumi-supercomputer/LUMI-AI-Guide issue 111, MI250X: 0.65 GiB for each further communicator."""
+    assert bytes_of(Communicator("tp", 8, 8), gpu("MI250X-64GB")).bytes == pytest.approx(0.65 * GIB, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("environ", "spec_"),
+    [
+        ({}, NcclSpec()),
+        ({"NCCL_NVLS_ENABLE": "0"}, NcclSpec(sharp=False)),
+        ({"NCCL_ALGO": "Ring"}, NcclSpec(trees=False, sharp=False)),
+        ({"NCCL_ALGO": "^NVLS,NVLSTree"}, NcclSpec(sharp=False)),
+        ({"NCCL_ALGO": "allreduce:tree;allgather:ring"}, NcclSpec()),
+        ({"NCCL_BUFFSIZE": "2097152", "NCCL_MAX_NCHANNELS": "8"}, NcclSpec(buffer_bytes=2 * MIB, most_channels=8)),
+        ({"NCCL_BUFFSIZE": "4M", "NCCL_MAX_NCHANNELS": "-1", "NCCL_MIN_CTAS": ""}, NcclSpec()),
+        ({"NCCL_MIN_CTAS": "32", "NCCL_MIN_NCHANNELS": "16"}, NcclSpec(fewest_channels=32)),
+        ({"NCCL_P2P_NET_CHUNKSIZE": "524288", "NCCL_PXN_DISABLE": "1"}, NcclSpec(network_chunk=512 * 1024, forwards=False)),
+    ],
+)
+def test_settings_in_the_environment_are_read(environ: dict[str, str], spec_: NcclSpec) -> None:
+    assert nccl_spec(environ) == spec_
+
+
+def test_settings_change_the_buffers() -> None:
+    """A connection has 4 MiB less with half of the buffer, and each of 8 channels has one; a step of 256 KiB is an eighth of it."""
+    eight, small = Communicator("tp", 8, 8), NcclSpec(buffer_bytes=2 * MIB, most_channels=8)
+    found = bytes_of(eight, gpu("H100-80GB"), small)
+    assert found.least == 8 * (8 + 2) * MIB + 8 * 16 * 256 * 1024
+    assert bytes_of(eight, gpu("H100-80GB"), NcclSpec(trees=False)).bytes == bytes_of(eight, gpu("H100-80GB")).least
+    assert bytes_of(eight, gpu("H100-80GB"), NcclSpec(sharp=False)).most == bytes_of(eight, gpu("H100-80GB")).bytes
+    far = Communicator("world", 64, 8)
+    assert bytes_of(far, gpu("H100-80GB")).bytes - bytes_of(far, gpu("H100-80GB"), NcclSpec(forwards=False)).bytes == 7 * 32 * MIB
 
 
 def test_groups_of_8_h100_need_no_more_than_what_was_freed() -> None:
@@ -102,7 +140,7 @@ def test_every_group_of_the_communication_has_a_communicator(line: str) -> None:
     report = analyze((words + line).split(), environ={})
     used = {row.group.removeprefix("intra_") for row in report.communication}
     assert used
-    assert used <= {each.group.removeprefix("intra_") for each in communicators(report.job)}
+    assert used <= {each.group.removeprefix("intra_").removesuffix(" pair") for each in communicators(report.job)}
 
 
 sizes = st.sampled_from([1, 2, 4])
