@@ -110,13 +110,15 @@ def communicators(job: TrainingJob, *, training: bool = True) -> tuple[Communica
         logged = training and moe is not None and any(each in AUXILIARY_LOSSES for each in moe.load_balancing)
         unbatched = parallel.overlap_p2p and parallel.chunks > 1
         found += _with_pairs(of("pp", peers=2, collectives=logged), unbatched=unbatched)
+        if training and job.model.tied_embeddings:
+            found.append(Communicator("embd", 2, 2 if of("pp").near == parallel.pipeline else 1))
     if parallel.context > 1:
         everyone = parallel.context - 1 if "a2a" in parallel.cp_comm_type else 2
         gathers = parallel.cp_comm_type == "all_gather"
         unbatched = parallel.cp_comm_type == "p2p" and parallel.context > 2
         found += _with_pairs(of("cp", peers=0 if gathers else everyone, collectives=gathers), unbatched=unbatched)
-    if training and job.model.tied_embeddings and parallel.pipeline > 1:
-        found.append(Communicator("embd", 2, 1))
+    if training and parallel.distributed_optimizer_instances > 1:
+        found.append(Communicator("inter_dist_opt", parallel.distributed_optimizer_instances, 1))
     if moe is not None:
         found += [each for each in _of_experts(job, of("ep", peers=parallel.expert), of("tp_ep"), of("etp")) if each.ranks > 1]
         found += [each for each in (of("edp"), of("tp_cp")) if training and each.ranks > 1]

@@ -133,6 +133,8 @@ class Phase:
     """States of the training that are not on the GPU during this phase."""
     work: ForwardPass | Engine | None = None
     """What runs in it; None if that is not known, and not counted."""
+    groups_stay: bool = True
+    """The process groups of the training, and with them the buffers of NCCL, exist during this phase."""
     sent: int = 0
     """Bytes that the last stage of the trained model receives from it for each token. They stay there for a whole iteration."""
     training: OtherTraining | None = None

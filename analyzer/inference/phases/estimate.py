@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from analyzer.inference.phases.forward import forward_bytes
 from analyzer.inference.phases.in_turns import critic_phases
-from analyzer.memory.device_overhead import outside_allocator_bytes
+from analyzer.memory.device_overhead import CONTEXT, outside_allocator_bytes
 from analyzer.memory.other_models import job_of_phase, other_weight_bytes, states_in_turns
 from analyzer.memory.verdict import highest
 from analyzer.results import PhaseMemory, RankClass, RankMemory, Report
@@ -90,7 +90,7 @@ def _phase(report: Report, phase: Phase) -> Iterator[PhaseMemory]:
             PhaseMemory(
                 name=phase.name,
                 rank=rank.ranks[0][0],
-                device_bytes=outside_allocator_bytes(job) + states + forward + engine,
+                device_bytes=(outside_allocator_bytes(job) if phase.groups_stay else CONTEXT) + states + forward + engine,
                 states_bytes=states,
                 forward_bytes=forward,
                 engine_bytes=engine,

@@ -266,8 +266,9 @@ def _of_slime(launch: LaunchOptions) -> FineTuning:
 def _phases_of_slime(launch: LaunchOptions, *, same: bool) -> Iterator[Phase]:
     """The phases beside the update. With `--colocate` the training is not on the GPU while the engine generates.
 
-    Sources: backends/megatron_utils/{actor,loss}.py, utils/{arguments,tensor_backper}.py. The weights of the reference model are in
-    host memory, and replace those of the actor for its pass.
+    Sources: backends/megatron_utils/{actor,loss}.py, utils/{arguments,tensor_backper,reloadable_process_group}.py. The weights of
+    the reference model are in host memory, and replace those of the actor for its pass. Process groups are destroyed while the
+    training sleeps.
     """
     tokens = launch.integer("--log-probs-max-tokens-per-gpu", launch.integer("--max-tokens-per-gpu", 0))
     tokens *= launch.integer("--context-parallel-size", 1)
@@ -278,7 +279,7 @@ def _phases_of_slime(launch: LaunchOptions, *, same: bool) -> Iterator[Phase]:
     tensor = launch.integer("--rollout-num-gpus-per-engine", 1)
     buffer = launch.integer("--update-weight-buffer-size", 512 * MIB)
     engine = Engine(gpu_share=share, tensor=tensor, buffer_bytes=buffer) if share is not None else None
-    yield Phase(name="rollout", on_same_gpus=same, on_host=ALL_STATES, work=engine)
+    yield Phase(name="rollout", on_same_gpus=same, on_host=ALL_STATES, work=engine, groups_stay=False)
     yield Phase(name="refit", on_same_gpus=same, on_host=ALL_STATES - {"parameters"}, work=engine)
     if launch.has("--use-kl-loss") or _number(launch.word("--kl-coef"), 0.0) != 0:
         yield Phase(name="reference", weights="swapped", work=work)

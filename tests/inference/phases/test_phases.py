@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.api import read_launch, report_of
-from analyzer.memory.device_overhead import outside_allocator_bytes
+from analyzer.api import analyze, read_launch, report_of
+from analyzer.memory.device_overhead import CONTEXT, outside_allocator_bytes
 from analyzer.memory.ranks import rank_classes
 from analyzer.results import PhaseMemory, Report
 from analyzer.units import GIB, MIB
@@ -157,3 +157,14 @@ def test_other_trainings_have_no_phases() -> None:
         "1",
     ]
     assert report_of(read_launch(words, environ={}, folder=Path("/nowhere"))).phases == ()
+
+
+def test_the_groups_of_the_training_are_destroyed_while_an_engine_of_slime_generates() -> None:
+    """slime, backends/megatron_utils/actor.py `sleep`: the CUDA context remains beside the engine and what the training keeps."""
+    script = Path(__file__).resolve().parents[3] / "examples" / "frameworks" / "slime_qwen3_8b_grpo.sh"
+    found = analyze([script], gpu="H100-80GB", environ={})
+    rollout, refit = phases(found)["rollout"], phases(found)["refit"]
+    assert rollout.device_bytes == CONTEXT + rollout.states_bytes + rollout.forward_bytes + rollout.engine_bytes
+    stays = outside_allocator_bytes(found.job)
+    assert stays > CONTEXT
+    assert refit.device_bytes == stays + refit.states_bytes + refit.forward_bytes + refit.engine_bytes
