@@ -98,10 +98,11 @@ READ: Final[dict[str, frozenset[str]]] = {
     ),
     "AssumedVocabulary": frozenset("reason others".split()),
     "SoftwareSpec": frozenset("te torch".split()),
-    "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes".split()),
+    "NcclSpec": frozenset("buffer_bytes nvlink_chunk network_chunk fewest_channels most_channels trees sharp forwards".split()),
+    "HardwareSpec": frozenset("name capacity_bytes compute_capability multiprocessors margin_bytes nvlink_domain nvlinks".split()),
     "TrainingJob": frozenset(
         "model parallel batch precision optimizer recompute flags hardware megatron software assumptions warnings unknown "
-        "activation_offload fsdp graphs assumed_vocabulary tuning".split()
+        "activation_offload fsdp graphs assumed_vocabulary tuning nccl".split()
     ),
 }
 """Supported fields by spec. They include fields that only change values or start-up, or that megatron-core decides itself."""
