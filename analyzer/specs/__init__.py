@@ -43,7 +43,7 @@ from analyzer.specs.moe import FlexSpec, MoeSpec
 from analyzer.specs.optimizer import OPTIMIZERS, FsdpSpec, MuonSpec, OffloadSpec, OptimizerFacts, OptimizerSpec
 from analyzer.specs.parallel import ParallelSpec, PipelineSpec
 from analyzer.specs.precision import Fp8Recipe, Fp8Spec, PrecisionSpec
-from analyzer.specs.software import SoftwareSpec
+from analyzer.specs.software import NcclSpec, SoftwareSpec
 from analyzer.specs.training import ActivationOffloadSpec, BatchSpec, GraphSpec, RecomputeSpec, TrainingFlags
 from analyzer.specs.vision_part import VisionTraining, VisionWeight
 
@@ -86,6 +86,7 @@ __all__ = [
     "ModelSpec",
     "MoeSpec",
     "MuonSpec",
+    "NcclSpec",
     "NormModules",
     "OffloadSpec",
     "OptimizerFacts",

@@ -19,14 +19,14 @@ from tests.layout_search.every_layout import figures
 from tests.layout_search.random_spaces import NOWHERE, Case
 
 WORDS = (
-    "--nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --swiglu "
+    "--nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 2048 --num-attention-heads 8 --seq-length 1024 --swiglu "
     "--max-position-embeddings 1024 --bf16 --train-iters 10 --lr 1e-4 --tokenizer-type NullTokenizer --vocab-size 9999 "
-    "--info-gpu H100-80GB --micro-batch-size 1 --global-batch-size 16 --info-gpu-memory 5000MiB"
+    "--info-gpu H100-80GB --micro-batch-size 1 --global-batch-size 16 --info-gpu-memory 12000MiB"
 )
 OVER = ("pp", "vpp", "tp", "recompute")
 
 
-def result(count: int = 1, memory: str = "5000MiB") -> SearchResult:
+def result(count: int = 1, memory: str = "12000MiB") -> SearchResult:
     """The result of the search, computed once for each size of rounds and tasks."""
     return _result(count, memory, search_module.TASK, search_module.ROUNDS["table"])
 
