@@ -64,6 +64,11 @@ def round_up(n: int, multiple: int) -> int:
     return ceil_div(n, multiple) * multiple
 
 
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n, which must be positive."""
+    return 1 << (n - 1).bit_length()
+
+
 def format_bytes(n: int) -> str:
     """`n` bytes with a binary unit and two decimals: 1536 -> '1.50 KiB'."""
     sign = "-" if n < 0 else ""

@@ -34,7 +34,7 @@ FAULTS: Final = (
     Fault(
         "packed sequences without rounding",
         "analyzer/modules/attention/cudnn.py",
-        "return max(fewest, 1 << (value - 1).bit_length())",
+        "return max(fewest, power_of_two(value))",
         "return value",
         "tests/modules/test_cudnn.py::test_a_graph_of_packed_sequences_has_rounded_sizes",
     ),

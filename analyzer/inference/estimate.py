@@ -12,7 +12,7 @@ from analyzer.inference.kv_cache import allocated_requests, has_attention, reque
 from analyzer.inference.memory import limits_of, stage_layers, stage_memories, verdict_of
 from analyzer.inference.results import BatchTime, InferenceReport, InferenceTime, Limits, StepSeconds
 from analyzer.inference.steps import decode_seconds, prefill_seconds
-from analyzer.memory.device_overhead import stated as outside_allocator
+from analyzer.memory.device_overhead import outside_allocator_note
 from analyzer.modules.tree import parameters
 from analyzer.passes.stages import full_model, stage_models
 from analyzer.specs import InferenceJob
@@ -219,6 +219,6 @@ def _assumptions(job: InferenceJob) -> list[str]:
         stated.append("Embeddings, output layer, norms and routers are not quantized.")
     if quantization.weight_bits == 4 or quantization.cache_bits == 4:
         stated.append(f"{quantization.group_size} elements of a 4-bit tensor share a scale and a minimum of 16 bits each.")
-    outside = outside_allocator(forward_job(job, requests=1, tokens=1), training=False)
+    outside = outside_allocator_note(forward_job(job, requests=1, tokens=1), training=False)
     stated.append(f"{outside[0].upper()}{outside[1:]}.")
     return stated

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from analyzer.specs.software import NcclSpec
+from analyzer.units import natural
 
 _SIZES: Final = {
     "buffer_bytes": ("NCCL_BUFFSIZE",),
@@ -20,9 +21,9 @@ def nccl_spec(environ: Mapping[str, str]) -> NcclSpec:
     """The settings of NCCL. What is not a number has no effect, as in NCCL (`ncclLoadParam`, src/misc/param.cc)."""
     found: dict[str, int] = {}
     for field, names in _SIZES.items():
-        values = [int(value) for name in names if (value := environ.get(name, "").strip()).isdecimal() and len(value) <= 10]
-        if any(values):
-            found[field] = (min if field == "most_channels" else max)(value for value in values if value)
+        values = [value for name in names if (value := natural(environ.get(name, "").strip()))]
+        if values:
+            found[field] = min(values) if field == "most_channels" else max(values)
     return NcclSpec(
         **found,
         trees=_allowed(environ, "tree"),

@@ -20,7 +20,7 @@ from analyzer.layout.job_groups import domain_size, gradient_statistics_group, r
 from analyzer.specs import HardwareSpec, TrainingJob
 from analyzer.specs.moe import AUXILIARY_LOSSES
 from analyzer.specs.software import DEFAULT_NCCL, NcclSpec
-from analyzer.units import KIB, MIB, ceil_div, round_up
+from analyzer.units import KIB, MIB, ceil_div, power_of_two, round_up
 
 PAGE: Final = 2 * MIB
 """Buffers that other processes map are multiples of it (CUDA_IPC_MIN, and the granularity of CUDA's virtual memory)."""
@@ -78,12 +78,11 @@ class Estimate(NamedTuple):
 
 def communicator_bytes(job: TrainingJob, *, training: bool = True) -> Estimate:
     """The buffers of the communicators of a rank between two others of its pipeline. `training`: also those of a training step."""
-    cache: dict[tuple[bool, HardwareSpec], Estimate] = job.__dict__.setdefault("_communicator_bytes", {})
-    key = (training, job.hardware)
-    if key not in cache:
+    cache: dict[bool, Estimate] = job.__dict__.setdefault("_communicator_bytes", {})
+    if training not in cache:
         found = [bytes_of(each, job.hardware, job.nccl) for each in communicators(job, training=training)]
-        cache[key] = Estimate(*(sum(each[place] for each in found) for place in range(3)))
-    return cache[key]
+        cache[training] = Estimate(*(sum(each[place] for each in found) for place in range(3)))
+    return cache[training]
 
 
 def communicators(job: TrainingJob, *, training: bool = True) -> tuple[Communicator, ...]:
@@ -168,7 +167,7 @@ def bytes_of(each: Communicator, gpu: HardwareSpec, nccl: NcclSpec = DEFAULT_NCC
 def _near(each: Communicator, gpu: HardwareSpec, nccl: NcclSpec) -> Estimate:
     """All ranks are in one node or rack."""
     channels = AMD_CHANNELS if gpu.is_amd else _limited(ring_channels(gpu), nccl)
-    powered = 1 << (channels - 1).bit_length()
+    powered = power_of_two(channels)
     connection = connection_bytes(nccl)
     least = powered * _shared(nccl.nvlink_chunk if gpu.nvlinks or gpu.is_amd else nccl.network_chunk, nccl)
     least += each.peers * min(powered, peer_channels(gpu)) * connection
@@ -231,7 +230,7 @@ def peer_channels(gpu: HardwareSpec) -> int:
     """Channels of the messages to a rank of the same node: two for each NVLink, rounded up to a power of two."""
     if gpu.is_amd:
         return AMD_CHANNELS
-    return 1 << (2 * max(1, gpu.nvlinks) - 1).bit_length()
+    return power_of_two(2 * max(1, gpu.nvlinks))
 
 
 def sharp_channels(gpu: HardwareSpec) -> int:

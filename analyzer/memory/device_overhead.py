@@ -44,7 +44,7 @@ def outside_allocator_bytes(job: TrainingJob, *, training: bool = True) -> int:
     return CONTEXT + communicator_bytes(job, training=training).bytes + _library_buffers(job)
 
 
-def stated(job: TrainingJob, *, training: bool = True) -> str:
+def outside_allocator_note(job: TrainingJob, *, training: bool = True) -> str:
     """What `outside_allocator_bytes` assumes for every launch, in words."""
     found = communicators(job, training=training)
     least, size, most = (value / GIB for value in communicator_bytes(job, training=training))

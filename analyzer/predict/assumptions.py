@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analyzer.memory.device_overhead import stated as outside_allocator
+from analyzer.memory.device_overhead import outside_allocator_note
 from analyzer.modules.stage import StageModel
 from analyzer.results import RankClass
 from analyzer.specs import FlexSpec, TrainingJob
@@ -15,7 +15,7 @@ def assumptions(job: TrainingJob, ranks: Sequence[RankClass], stages: Sequence[S
     """Assumptions behind the formulas for a job, one sentence each."""
     stated = [
         _reserved(ranks),
-        outside_allocator(job),
+        outside_allocator_note(job),
     ]
     stated += _of_allocator(job.flags.allocator_config or "")
     released = max(rank.memory.released_bytes for rank in ranks)

@@ -21,7 +21,7 @@ from analyzer.states.buffers.gradient_buffers import Buffer, parameters_by_buffe
 from analyzer.states.buffers.parameter_order import creation_order, has_weight_decay, trained_numel
 from analyzer.states.record import StartPeak, States
 from analyzer.states.replicas import group_by_states
-from analyzer.units import BLOCK, round_up
+from analyzer.units import BLOCK, power_of_two, round_up
 
 StageBuffers = Sequence[Sequence[Buffer]]
 
@@ -167,15 +167,15 @@ def host_bytes(job: TrainingJob, stage: StageModel, buffers: StageBuffers) -> Ho
     pieces = [piece for placed in placements for piece in placed.host]
     full = [4 * piece.numel for piece in pieces]
     pinned_weights = [4 * piece.numel for piece in pieces if piece.dtype == "fp32"]
-    pinned = sum(map(_power_of_two, pinned_weights)) + (sum(map(_power_of_two, full)) if offload.pinned_gradients else 0)
+    pinned = sum(map(_pinned, pinned_weights)) + (sum(map(_pinned, full)) if offload.pinned_gradients else 0)
     pageable = sum(full) - sum(pinned_weights) + 2 * sum(full) + (0 if offload.pinned_gradients else sum(full))
     total = sum(trained_numel(tree) for tree in stage.trees)
     on_gpu = sum(piece.numel for piece in _unsharded_on_gpu(job, stage.trees))
     return HostBytes(pageable=pageable, pinned=pinned, during_creation=4 * (total - on_gpu))
 
 
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length() if size else 0
+def _pinned(size: int) -> int:
+    return power_of_two(size) if size else 0
 
 
 def _placements(job: TrainingJob, stage: StageModel, stage_buffers: StageBuffers) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:

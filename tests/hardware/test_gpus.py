@@ -210,3 +210,11 @@ def test_nvlink_connects_as_many_gpus_as_the_speeds_say() -> None:
             assert gpu.spec.nvlink_domain == speed.nvlink_domain, gpu.name
         else:
             assert gpu.spec.nvlink_domain == HardwareSpec.nvlink_domain, gpu.name
+
+
+def test_nvlinks_have_the_bandwidth_that_the_speeds_say() -> None:
+    """A link has 25 GB/s in a direction, and 50 GB/s in Blackwell."""
+    for gpu in gpus.GPUS:
+        speed = speed_of(gpu.name)
+        if speed is not None and gpu.spec.nvlinks:
+            assert speed.nvlink_bytes == gpu.spec.nvlinks * (50e9 if gpu.compute_capability[0] >= 10 else 25e9), gpu.name

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from analyzer.modules.tree import Tensor
-from analyzer.units import ceil_div, round_up
+from analyzer.units import ceil_div, power_of_two, round_up
 
 if TYPE_CHECKING:
     from analyzer.modules.shapes import Shapes
@@ -44,7 +44,7 @@ def score_gradients_bytes(*, batch: int, heads: int, queries: int, keys: int, pa
 def _rounded(value: int, *, fewest: int, most: int) -> int:
     if value > most:
         return most * ceil_div(value, most)
-    return max(fewest, 1 << (value - 1).bit_length())
+    return max(fewest, power_of_two(value))
 
 
 def score_gradients(shapes: Shapes, heads: int, *, lengths: tuple[int, int]) -> Tensor:

@@ -11,7 +11,7 @@ from analyzer.modules.mamba.scan import scan
 from analyzer.modules.mamba.sizes import MixerSizes
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import STREAM, Module, Parameter, Tensor
-from analyzer.units import ceil_div
+from analyzer.units import ceil_div, power_of_two
 
 
 def mixer(shapes: Shapes, *, input_shares: str = "") -> Module:
@@ -67,7 +67,7 @@ def _norm(sizes: MixerSizes) -> Module:
     """
     shapes = sizes.shapes
     group = sizes.width // sizes.groups
-    block = min(65536 // 2, 1 << (group - 1).bit_length())
+    block = min(65536 // 2, power_of_two(group))
     warps = min(max(block // 256, 1), 8)
     gated = not sizes.hybrid.memory_efficient
     parts = ceil_div(shapes.inputs.multiprocessors * ceil_div(4, warps), sizes.groups)

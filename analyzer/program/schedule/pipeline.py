@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from analyzer.units import ceil_div
+from analyzer.units import ceil_div, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def steps(
     """
     group = pipeline if legacy or group_size is None else group_size
     if chunks == 1:  # a longer iteration starts with the same steps
-        forwards, paired, backwards = (each[:microbatches] for each in _passes(1, 1 << (microbatches - 1).bit_length(), 1))
+        forwards, paired, backwards = (each[:microbatches] for each in _passes(1, power_of_two(microbatches), 1))
     else:
         forwards, paired, backwards = _passes(chunks, microbatches, group)
     if legacy and chunks > 1 and microbatches == pipeline:
