@@ -11,7 +11,7 @@ from analyzer.specs import HardwareSpec
 from analyzer.units import GIB
 
 CUDA_VERSION: Final = "13.0"
-CUDNN_VERSION: Final = 91_300
+CUDNN_VERSION: Final = 92_200
 STREAMS: Final = 1 << 16
 """More than the number of streams. Memory pools of CUDA graphs have identifiers of streams that are multiples of it or larger."""
 _MULTIPROCESSORS: Final = {(8, 0): 108, (9, 0): 132, (10, 0): 148}

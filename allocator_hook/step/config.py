@@ -275,6 +275,7 @@ def _fp8(job: TrainingJob) -> dict[str, Any]:
         "fp8_recipe": fp8.recipe,
         "fp8_param": fp8.stored_parameters,
         "fp8_amax_history_len": fp8.amax_history_len,
+        **({"fp8_dot_product_attention": True} if fp8.attention else {}),
     }
     if fp8.recipe == "nvfp4":
         kind = {"fp4": fp8.format, "fp4_recipe": fp8.recipe, **({"fp4_param": True} if fp8.stored_parameters else {})}

@@ -92,6 +92,11 @@ class Shapes:
         """The same shapes without FP8, for layers that stay in 16 bit and modules other than Transformer Engine's linear layers."""
         return self if self.fp8 is None else type(self)(replace(self.inputs, fp8=None))
 
+    @property
+    def quantizes_attention(self) -> bool:
+        """Whether core attention reads queries, keys and values in FP8."""
+        return self.fp8 is not None and self.fp8.attention
+
     @cached_property
     def windowed(self) -> Self:
         """The same shapes with the attention kernel of sliding-window layers, and all layers with a window."""

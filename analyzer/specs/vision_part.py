@@ -128,6 +128,9 @@ class ModelParts:
     builder: str = ""
     """The library or framework that builds the model; empty if a fork of Megatron-LM does, or none is named."""
 
+    fp8_attention: bool = False
+    """Whether core attention runs in FP8 (`fp8_dot_product_attention` of TransformerConfig)."""
+
     def joined(self, other: ModelParts) -> ModelParts:
         """These, with what `other` has and these lack."""
         return ModelParts(
@@ -137,6 +140,7 @@ class ModelParts:
             global_heads=self.global_heads or other.global_heads,
             compressed=self.compressed or other.compressed,
             builder=self.builder or other.builder,
+            fp8_attention=self.fp8_attention or other.fp8_attention,
         )
 
 

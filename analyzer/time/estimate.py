@@ -131,6 +131,8 @@ def _not_counted(job: TrainingJob) -> tuple[str, ...]:
         found.append("the overlap of shared experts with the exchange of tokens")
     if job.flags.delay_wgrad_compute:
         found.append("what delayed weight gradients hide")
+    if job.precision.fp8 is not None and job.precision.fp8.attention:
+        found.append("attention in FP8, which is timed as in 16 bit")
     if job.model.fp32_residual_connection:
         found.append("the fp32 residual stream")
     return tuple(found)

@@ -33,6 +33,6 @@ def outside_allocator(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def reject_quantizer(quantizer: object, kernel: str) -> None:
-    """Raise AnalyzerError if the kernel has a quantizer: FP8 attention is not supported."""
+    """Raise AnalyzerError if the kernel has a quantizer, which only attention in MXFP8 may have."""
     if quantizer is not None:
         raise AnalyzerError(f"--info-engine shadow: quantized output of {kernel} is not supported; use --info-engine formula")

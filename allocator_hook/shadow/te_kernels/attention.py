@@ -16,8 +16,10 @@ from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.te_kernels.allocate import empty, reject_quantizer
 from allocator_hook.shadow.te_kernels.enums import ENUMS, DType
+from allocator_hook.shadow.te_kernels.quantizers import kind_of
 from allocator_hook.shadow.te_kernels.releases import is_before, with_names
 from analyzer.modules.attention.cudnn import score_gradients_bytes, stores_score_gradients
+from analyzer.units import round_up
 
 LAYOUT = ENUMS["NVTE_QKV_Layout"]
 _BACKEND = ENUMS["NVTE_Fused_Attn_Backend"]
@@ -49,6 +51,8 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         Source: common/fused_attn/fused_attn.cpp.
         """
         max_head_dim = 256 if gpu.capability == (9, 0) else 128
+        if qkv_dtype in (DType["kFloat8E4M3"], DType["kFloat8E5M2"]):
+            return _BACKEND["NVTE_FP8" if gpu.capability >= (10, 0) else "NVTE_No_Backend"]
         half = qkv_dtype in (DType["kFloat16"], DType["kBFloat16"])
         fits = max(head_dim_qk, head_dim_v) <= max_head_dim or (head_dim_qk, head_dim_v) == (192, 128)
         if half and gpu.capability >= (8, 0) and fits and head_dim_qk % 8 == 0 and head_dim_v % 8 == 0:
@@ -66,6 +70,8 @@ def bindings(gpu: Gpu) -> Mapping[str, Callable[..., Any]]:
         "fused_attn_bwd": with_names(fused_attn_bwd, _BACKWARD),
         "fa_prepare_fwd": fa_prepare_fwd,
         "fa_prepare_bwd": fa_prepare_bwd,
+        "multi_tensor_transpose_to_bhsd": multi_tensor_transpose_to_bhsd,
+        "multi_tensor_swizzle_scales_for_gemm_unchecked_": swizzle_in_place,
     }
 
 
@@ -74,7 +80,8 @@ def fused_attn_fwd(
     K: torch.Tensor, V: torch.Tensor, fake_dtype: torch.dtype, o_quantizer: Any, softmax_offset: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
     """Return the output, the softmax statistics [b, a, s, 1], the RNG state, and the softmax offset if there is one."""
-    reject_quantizer(o_quantizer, "fused_attn_fwd")
+    if kind_of(o_quantizer) != "mxfp8":  # whose output is in 16 bit (`quantizer_helper`)
+        reject_quantizer(o_quantizer, "fused_attn_fwd")
     out = empty((*Q.shape[:-1], V.shape[-1]), fake_dtype)
     rng_state = empty((2,), torch.int64)
     batch, heads = cu_seqlens_q.shape[0] - 1, Q.shape[-2]
@@ -105,6 +112,35 @@ def fused_attn_bwd(
     del scratch
     learned = softmax_type == _SOFTMAX["NVTE_LEARNABLE_SOFTMAX"]
     return [*gradients, None, empty((1, heads, 1, 1), torch.float32) if learned else None]
+
+
+def multi_tensor_transpose_to_bhsd(
+    inputs: Sequence[torch.Tensor | None], original_format: str, outputs: Sequence[torch.Tensor | None] | None = None
+) -> list[torch.Tensor | None]:
+    """Return [s, b, a, d] or [b, s, a, d] as [b, a, s, d], in `outputs` if they are given."""
+    found: list[torch.Tensor | None] = []
+    for index, tensor in enumerate(inputs):
+        given = outputs[index] if outputs is not None else None
+        if tensor is None or given is not None:
+            found.append(given)
+            continue
+        sequence, batch = (tensor.shape[:2]) if original_format == "sbhd" else reversed(tensor.shape[:2])
+        found.append(empty((batch, tensor.shape[2], sequence, tensor.shape[3]), tensor.dtype))
+    return found
+
+
+def swizzle_in_place(tensors: Sequence[Any], rowwise: bool, columnwise: bool) -> None:
+    """Replace the scales of one kind of copy by swizzled ones, which share a buffer (csrc/extensions/swizzle.cpp)."""
+    del columnwise
+    name = "_rowwise_scale_inv" if rowwise else "_columnwise_scale_inv"
+    scales = [getattr(tensor, name) for tensor in tensors]
+    starts, size = [], 0
+    for each in scales:
+        starts.append(round_up(size, 16))
+        size = starts[-1] + each.numel()
+    buffer = empty((size,), torch.uint8)
+    for tensor, start, each in zip(tensors, starts, scales, strict=True):
+        setattr(tensor, name, buffer[start : start + each.numel()].view(each.shape))
 
 
 def _is_causal(attn_mask_type: int) -> bool:

@@ -109,6 +109,7 @@ _MODEL_READ: Final = frozenset({
     "num_query_groups", "bf16", "fp16", "fp32", "params_dtype", "virtual_pipeline_model_parallel_size", "fp8_param",
     "fp4_param", "padded_vocab_size", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
     "tp_comm_overlap_cfg", "attention_backend", "cuda_graph_scope", "cuda_graph_modules", "cpu_offloading",
+    "fp8_dot_product_attention",
 })  # fmt: skip
 _COPIES: Final = "disable_parameter_transpose_cache"
 _MODEL_NO_EFFECT: Final = frozenset({
@@ -246,7 +247,9 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
         unknown=tuple(found.unknown),
         withheld=found.withheld(),
         tuning=tuning,
-        parts=ModelParts(vision=vision.weights, compressed=compressed.parts).joined(variant.parts),
+        parts=ModelParts(
+            vision=vision.weights, compressed=compressed.parts, fp8_attention=is_true(model.get("fp8_dot_product_attention"))
+        ).joined(variant.parts),
         release=release,
         validated=False,
     )

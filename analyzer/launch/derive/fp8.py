@@ -7,11 +7,12 @@ by GPU: transformer_engine/pytorch/quantization.py check_*_support; by size: uti
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.reading import integer, option, positive, since, switched_on, text
-from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, ModelSpec, OptimizerSpec, ParallelSpec
+from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, ModelSpec, OptimizerSpec, ParallelSpec, TrainingJob
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -22,6 +23,11 @@ LEAST_CAPABILITY: Final[dict[str, tuple[int, int]]] = {
 }  # fmt: skip
 """Compute capability from which a recipe runs."""
 _NO_MXFP8_FROM: Final = (12, 0)
+_FP8_ATTENTION: Final = "fp8_dot_product_attention"
+_TOKENS: Final = 128
+"""The tokens of a sequence are a multiple of this for attention in MXFP8 (`combine_and_quantize`)."""
+_HEAD: Final = 32
+"""The elements of a head are a multiple of this."""
 
 
 def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, optimizer: OptimizerSpec) -> Fp8Spec | None:
@@ -72,6 +78,39 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
         layers_at_end_in_16_bit=end,
         amax_history_len=positive(arguments, "fp8_amax_history_len") or 1,
     )
+
+
+def with_fp8_attention(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
+    """The job with core attention in FP8, if the launch asks for it (`fp8_dot_product_attention`).
+
+    Raises InputError for sizes that Transformer Engine refuses (`combine_and_quantize`, 2.17).
+    """
+    fp8, model = job.precision.fp8, job.model
+    if fp8 is None or not launch.arguments.parts.fp8_attention:
+        return job
+    if fp8.recipe == "mxfp8" and not since(launch.arguments, "0.18"):  # `get_fp8_recipe` does not pass it on
+        launch.assume(f"{_FP8_ATTENTION} has no effect with mxfp8 before core 0.18: attention is in 16 bit.")
+        return job
+    not_modelled = {
+        f"the {fp8.recipe} recipe": fp8.recipe != "mxfp8",
+        "context parallelism": job.parallel.context > 1,
+        "packed sequences": launch.arguments.tuning.packed,
+        "a kernel other than cuDNN's": model.attention_backend != "fused" or model.window_backend not in (None, "fused"),
+        "recomputation of it and of its inputs": {"core_attn", "mla_up_proj"} <= set(job.recompute.modules),
+        "sparse attention": model.sparse_attention is not None or launch.arguments.parts.compressed is not None,
+    }
+    where = next((each for each, applies in not_modelled.items() if applies), None)
+    if where is not None:
+        return replace(job, withheld=(*job.withheld, f"{_FP8_ATTENTION} is not modelled with {where}"))
+    widths = (model.kv_channels,) if model.mla is None else (model.mla.query_head_dim, model.mla.v_head_dim)
+    refused = next((f"heads of {each} elements" for each in widths if each % _HEAD), None)
+    if job.batch.seq_length % _TOKENS:
+        refused = f"{job.batch.seq_length} tokens"
+    if refused is not None:
+        fault = f"attention in MXFP8 needs multiples of {_TOKENS} tokens and of {_HEAD} elements in a head, not {refused}"
+        raise InputError(_FP8_ATTENTION, fault, "leave it out, or pad the sequences")
+    launch.assume("Attention in MXFP8 is that of Transformer Engine 2.15 or later with cuDNN 9.21 or later.")
+    return replace(job, precision=replace(job.precision, fp8=replace(fp8, attention=True)))
 
 
 def _untrained_mtp(arguments: Arguments) -> Iterator[str]:

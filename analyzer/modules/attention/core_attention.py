@@ -21,6 +21,7 @@ from analyzer.modules.attention.context_parallel import (
     output_is_new,
     works_in_batches,
 )
+from analyzer.modules.attention.fp8_attention import Operand, quantized_kernel
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.norm import OPERATIONS, norm_parameters, partial_sums
 from analyzer.modules.shapes import Shapes
@@ -274,13 +275,16 @@ def fused_kernel(shapes: Shapes) -> Module:
     output = heads.tensor("output", heads.query)
     transposed = works_in_batches(shapes)
     inputs = inputs_saved(shapes)
-    workspace = () if inputs[0].made_in == QKV or norms_keep_qkv(shapes) else (heads.projected(),)
+    quantized = shapes.quantizes_attention
+    workspace = () if (inputs[0].made_in == QKV and not quantized) or norms_keep_qkv(shapes) else (heads.projected(),)
     workspace = (*workspace, *before_rotation(shapes))
+    if quantized and rotated_or_normed(shapes):
+        workspace = (*workspace, heads.tensor(_ROTATED, heads.query + heads.key))
     if transposed and rotated_or_normed(shapes):  # and the tensors that are copied to [b, s, a, d]: the values are in qkv
         workspace = (*workspace, heads.tensor(_ROTATED, heads.query + heads.key))
         if not shapes.inputs.attention_in_batches:  # `get_qkv_layout` copies a value with other strides than query and key
             workspace = (*workspace, heads.tensor("value in [s,b,a,d]", heads.key))
-    return Module(
+    kernel = Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
         saved=(
@@ -299,6 +303,20 @@ def fused_kernel(shapes: Shapes) -> Module:
         parameters=sinks(shapes),
         source="FlashAttention" if flash else FUSED,
     )
+    return quantized_kernel(shapes, kernel, _operands(heads), inputs, copied=_copied_value(heads)) if quantized else kernel
+
+
+def _operands(heads: Heads) -> tuple[Operand, ...]:
+    """Queries, keys and values for a kernel that reads them in FP8."""
+    width = heads.shapes.model.kv_channels
+    of_keys = heads.key // width
+    return Operand("query", heads.count, width), Operand("key", of_keys, width), Operand("value", of_keys, width)
+
+
+def _copied_value(heads: Heads) -> tuple[Tensor, ...]:
+    """The values, which are a slice of the qkv tensor, as a contiguous tensor beside contiguous queries and keys."""
+    separate = heads.grouped or heads.gate or rotated_or_normed(heads.shapes)
+    return (heads.tensor("contiguous value", heads.key),) if separate else ()
 
 
 def projection_saves_copy(shapes: Shapes) -> bool:

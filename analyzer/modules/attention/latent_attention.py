@@ -10,6 +10,7 @@ from typing import Final
 
 from analyzer.modules.attention.context_parallel import Exchange, exchanging_kernel, gradient_scratch
 from analyzer.modules.attention.core_attention import ATTENTION, FUSED, kernel_under_checkpoint, returns_saved_output, sinks
+from analyzer.modules.attention.fp8_attention import Operand, quantized_kernel
 from analyzer.modules.attention.latent_projections import (
     compressed,
     down_projection,
@@ -44,7 +45,7 @@ def latent_attention(shapes: Shapes) -> Module:
     mla = mla_of(shapes)
     kernel, projection = _kernel(shapes), output_projection(shapes)
     latent = compressed(shapes, "compressed keys and values", mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
-    variables = (latent, *_unsaved_queries(shapes))
+    variables = (latent, *_unsaved_queries(shapes), *_referenced_inputs(shapes))
     referencing = tuple(replace(each, forward_workspace=(*each.forward_workspace, *variables)) for each in (kernel, projection))
     return Module(
         name=ATTENTION,
@@ -62,6 +63,14 @@ def _unsaved_queries(shapes: Shapes) -> tuple[Tensor, ...]:
     if rank is None or shapes.fp8 is None or shapes.model.qk_layernorm:  # a norm saves its input in 16 bit
         return ()
     return (compressed(shapes, "compressed queries", rank),)
+
+
+def _referenced_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
+    """16-bit queries, keys and values, which local variables reference, if a kernel saves them in FP8 only."""
+    if not shapes.quantizes_attention or shapes.recomputes("mla_up_proj") or shapes.recompute_core_attention:
+        return ()
+    heads = shapes.model.num_attention_heads // shapes.t
+    return tuple(shapes.wide(name, heads * width, "a·d/t") for name, width in head_widths(mla_of(shapes)))
 
 
 def _projections(shapes: Shapes) -> tuple[Module, ...]:
@@ -191,7 +200,9 @@ def _core(shapes: Shapes) -> Module:
     if shapes.split.context > 1:
         return _over_context(shapes, made_by=maker_of_queries(shapes), recomputed=recomputed)
     statistics = shapes.statistics("softmax statistics", shapes.b * heads * shapes.s, "4·b·a·s/t")
-    return Module(
+    if shapes.quantizes_attention:
+        recomputed = _unsaved(shapes, recomputed, tuple(name for name, _ in head_widths(mla)))
+    kernel = Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION_KERNEL,
         saved=(*inputs, output, statistics, Tensor(name="random state", shape=(2,), dtype="int64")),
@@ -199,6 +210,24 @@ def _core(shapes: Shapes) -> Module:
         backward_workspace=(*gradients, *gradient_scratch(shapes, query=heads * mla.query_head_dim, grouped=False), *recomputed),
         source="FlashAttention" if model.attention_backend == "flash" else FUSED,
     )
+    if not shapes.quantizes_attention:
+        return kernel
+    operands = tuple(Operand(name, heads, width) for name, width in head_widths(mla))
+    return quantized_kernel(shapes, kernel, operands, inputs)
+
+
+def _unsaved(shapes: Shapes, recomputed: tuple[Tensor, ...], names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """The tensors of recomputed up projections during the backward of a kernel that does not save those with these names.
+
+    A checkpoint that copies recomputed tensors to its outputs leaves the copies free at once if nothing saves them. Without copies
+    (`copies_recomputed`) the tensors stay for the backward of the checkpoint. A checkpoint around the kernel saves its inputs.
+    """
+    if not recomputed or not shapes.inputs.core.copies_recomputed or shapes.recompute_core_attention:
+        return recomputed
+    remaining = list(recomputed)
+    for name in names:
+        remaining.remove(next(each for each in remaining if each.name == f"{_RECOMPUTED}{name}"))
+    return tuple(remaining)
 
 
 def _saved_by_projections(shapes: Shapes) -> tuple[Tensor, ...]:
@@ -230,11 +259,7 @@ def _checkpoint_inputs(shapes: Shapes) -> tuple[Tensor, ...]:
 
 
 def _over_context(shapes: Shapes, *, made_by: str, recomputed: tuple[Tensor, ...]) -> Module:
-    """The kernel under context parallelism. Of the `recomputed` tensors the p2p kernel saves only the query.
-
-    A checkpoint that copies recomputed tensors to its outputs leaves the copies free at once if nothing saves them. Without copies
-    (`copies_recomputed`) the tensors stay for the backward of the checkpoint.
-    """
+    """The kernel under context parallelism. Of the `recomputed` tensors the p2p kernel saves only the query."""
     mla = mla_of(shapes)
     heads = shapes.model.num_attention_heads // shapes.t
     query, value = heads * mla.query_head_dim, heads * mla.v_head_dim
@@ -244,10 +269,5 @@ def _over_context(shapes: Shapes, *, made_by: str, recomputed: tuple[Tensor, ...
     in_ring = shapes.split.cp_comm_type == "p2p"  # otherwise the kernel saves exchanged queries
     shared = {"query": "recomputed up projections"} if in_ring else {}
     saved = tuple(replace(each, shares=shared.get(each.name, each.shares)) for each in kernel.saved)
-    under_checkpoint = shapes.recompute_core_attention  # which saves its inputs
-    copied = shapes.inputs.core.copies_recomputed and not under_checkpoint
-    freed = [name for name, _ in head_widths(mla) if name not in shared and copied]
-    remaining = list(recomputed)
-    for name in freed:
-        remaining.remove(next(each for each in remaining if each.name == f"{_RECOMPUTED}{name}"))
+    remaining = _unsaved(shapes, recomputed, tuple(name for name, _ in head_widths(mla) if name not in shared))
     return replace(kernel, saved=saved, backward_workspace=(*kernel.backward_workspace, *remaining))

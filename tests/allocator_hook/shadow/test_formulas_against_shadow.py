@@ -27,6 +27,7 @@ from tests.allocator_hook.shadow.creation_layouts import CREATION, CREATION_BASE
 from tests.allocator_hook.shadow.distillation_layouts import BATCHED, DISTILLATIONS, KNOWN_OF_STUDENTS, STUDENTS
 from tests.allocator_hook.shadow.encoder_layouts import BASES, ENCODERS
 from tests.allocator_hook.shadow.found_layouts import FOUND
+from tests.allocator_hook.shadow.fp8_attention_layouts import FP8_ATTENTION
 from tests.allocator_hook.shadow.frozen_layouts import FROZEN, FROZEN_PARAMETERS, HELD_BY_LEAF
 from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, HEADS, TOKEN_SCORES, VALUE_HEADS
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
@@ -151,6 +152,7 @@ GRID = {
     **EXAONE,
     **CREATION,
     **ABSORBED,
+    **FP8_ATTENTION,
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
     "gpt, tp2 sp": "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
@@ -460,6 +462,7 @@ SINCE = dict.fromkeys(
 ) | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
+    **dict.fromkeys(FP8_ATTENTION, "0.18"),  # the recipe of mxfp8 has no attention before
     "llama, attention on the host, pp2": "0.16",
     "mixtral, experts on the host, interleaved": "0.16",
     **{name: "0.16" for name in GRID if "megatron fsdp" in name},
@@ -574,6 +577,8 @@ SINCE_TE = {
     "llama, userbuffers, tp2 sp pp2": "2",
     # the first release that casts master weights to weights in FP4
     **dict.fromkeys((name for name in GRID if "fp4 stored" in name), "2.14"),
+    # the first release with attention in MXFP8
+    **dict.fromkeys(FP8_ATTENTION, "2.15"),
 }
 """The first Transformer Engine that the shadow engine or the formulas describe, if earlier ones differ."""
 
@@ -641,6 +646,9 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         model = replace(model, token_score=name in TOKEN_SCORES, branch_norms=name in BRANCH_NORMS, value_head=name in VALUE_HEADS)
         own = GEMMA_FIELDS if name in GEMMA else EXAONE_FIELDS if name in EXAONE else {}
         job = replace(job, model=replace(model, **own))
+        if name in FP8_ATTENTION:
+            assert job.precision.fp8 is not None
+            job = replace(job, precision=replace(job.precision, fp8=replace(job.precision.fp8, attention=True)))
         report = predict(job)
     except InputError as error:
         if Version("0.14") <= RELEASE < Version("0.17"):

@@ -1,0 +1,35 @@
+"""Layouts with attention in FP8 (`fp8_dot_product_attention`) for the comparison of the formulas with megatron-core."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_LLAMA: Final = (
+    "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --group-query-attention "
+    "--num-query-groups 4 --position-embedding-type rope --attention-dropout 0 --hidden-dropout 0"
+)
+_MXFP8: Final = (
+    "--bf16 --vocab-size 500 --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather "
+    "--reuse-grad-buf-for-mxfp8-param-ag --overlap-grad-reduce --overlap-param-gather"
+)
+_LATENT: Final = (
+    "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope "
+    "--no-rope-fusion --attention-dropout 0 --hidden-dropout 0 --qk-layernorm --multi-latent-attention --q-lora-rank 192 "
+    "--kv-lora-rank 64 --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64"
+)
+_SELECTIVE: Final = "--recompute-granularity selective --recompute-modules"
+
+FP8_ATTENTION: Final = {
+    f"fp8 attention, {name}": f"{_MXFP8} {words}"
+    for name, words in {
+        "llama": _LLAMA,
+        "llama, tp2 sp": f"{_LLAMA} --tensor-model-parallel-size 2 --sequence-parallel",
+        "llama, q/k norms": f"{_LLAMA} --qk-layernorm",
+        "llama, recomputed": f"{_LLAMA} {_SELECTIVE} core_attn",
+        "llama, one layer in bf16": f"{_LLAMA} --first-last-layers-bf16 --num-layers-at-end-in-bf16 0",
+        "sinks and windows": f"{_LLAMA} --softmax-type learnable --window-size 128,0 --window-attn-skip-freq 2",
+        "latent": _LATENT,
+        "latent, recomputed": f"{_LATENT} {_SELECTIVE} core_attn",
+        "latent, recomputed up projections": f"{_LATENT} {_SELECTIVE} mla_up_proj",
+    }.items()
+}
