@@ -276,6 +276,7 @@ def _fp8(job: TrainingJob) -> dict[str, Any]:
         "fp8_param": fp8.stored_parameters,
         "fp8_amax_history_len": fp8.amax_history_len,
         **({"fp8_dot_product_attention": True} if fp8.attention else {}),
+        **({"fp8_output_proj": True} if fp8.output_layer else {}),
     }
     if fp8.recipe == "nvfp4":
         kind = {"fp4": fp8.format, "fp4_recipe": fp8.recipe, **({"fp4_param": True} if fp8.stored_parameters else {})}

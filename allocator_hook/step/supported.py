@@ -51,7 +51,8 @@ READ: Final[dict[str, frozenset[str]]] = {
     "BatchSpec": frozenset("micro_batch_size global_batch_size seq_length microbatches first_microbatches".split()),
     "PrecisionSpec": frozenset("parameters gradients fp8".split()),
     "Fp8Spec": frozenset(
-        "format recipe stored_parameters layers_at_start_in_16_bit layers_at_end_in_16_bit amax_history_len attention".split()
+        "format recipe stored_parameters layers_at_start_in_16_bit layers_at_end_in_16_bit amax_history_len attention "
+        "output_layer".split()
     ),
     "OptimizerSpec": frozenset(
         "name sgd_momentum distributed precision_aware main_params_dtype exp_avg_dtype exp_avg_sq_dtype fp8_recipe "

@@ -14,10 +14,12 @@ from math import prod
 from typing import Final, Literal
 
 from analyzer.memory.other_models import other_weight_bytes, states_in_turns, weight_bytes
+from analyzer.memory.rope_tables import latent_rope_tables, rope_tables
 from analyzer.modules.attention.unfused_attention import attention_mask, combines_masks
 from analyzer.modules.inputs import CachedDummies
 from analyzer.modules.kinds import LATENT_PROJECTIONS, LINEAR, Gemms, ModuleKind, kinds_with
 from analyzer.modules.moe.dispatchers import gathered_token_bytes
+from analyzer.modules.moe.experts import beside_pages_bytes
 from analyzer.modules.shapes import Shapes, shapes_of
 from analyzer.modules.tree import Module
 from analyzer.passes.deferred_output_gradients import deferral_of
@@ -33,14 +35,6 @@ USERBUFFER_STREAMS: Final = 3
 STREAM_POOL: Final = 32
 """Streams that PyTorch creates (`kStreamsPerPool`, c10/cuda/CUDAStream.cpp). Further ones are the same again."""
 _THREADS: Final[tuple[tuple[str, Literal["forward", "backward"]], ...]] = (("main", "forward"), ("autograd", "backward"))
-_BEGIN_LAYERS: Final = frozenset(
-    {ModuleKind.QKV, ModuleKind.LINEAR_ATTENTION_INPUT, ModuleKind.MIXER_IN, ModuleKind.FC1, ModuleKind.FEED_FORWARD_NORM}
-)
-"""One of them is in each layer."""
-MAX_ROPE_TABLES: Final = 32
-"""Maximum entries in the cache of `YarnRotaryEmbedding.forward`. With multi-latent attention each layer has its own entry."""
-YARN_POSITIONS: Final = 4096
-"""Default of `MLATransformerConfig.original_max_position_embeddings`. The training script has no option for it."""
 FROM_START: Final[frozenset[ModuleKind]] = frozenset()
 """`Workspace.kinds` of workspaces that are allocated before the first iteration."""
 
@@ -123,10 +117,10 @@ def _listed(context: _Context) -> tuple[Workspace, ...]:
         _weights_beside(context),
         _teacher_logits(context),
         _received(context),
+        _beside_pages(context),
         _dummy_weight_gradients(context),
         _fp8_copies(context),
         _rope_tables(context),
-        _mla_rope_tables(context),
     )
     return tuple(each for part in parts for each in part if each.bytes)
 
@@ -222,6 +216,8 @@ def _gemm_workspaces(context: _Context) -> Iterator[Workspace]:
         linear_patches=vision is not None and vision.is_radio,
         unfused=context.unfused,
     )
+    if context.shapes.quantizes_output_layer:
+        in_te, in_torch = in_te | {ModuleKind.OUTPUT_LAYER}, in_torch - {ModuleKind.OUTPUT_LAYER}
     phase: Literal["forward", "backward"] = "forward"
     if context.te and job.flags.tp_comm_overlap and kinds & LINEAR:
         size = round_up(USERBUFFER_STREAMS * te_workspace_bytes(job), BLOCK)
@@ -278,7 +274,8 @@ def _global_buffer(context: _Context) -> Iterator[Workspace]:
     users: frozenset[ModuleKind] = FROM_START
     scratch = 0
     if shapes.sp:
-        gathering = {ModuleKind.OUTPUT_LAYER, ModuleKind.ADAPTER_REGATHERED_IN}
+        gathering = {ModuleKind.ADAPTER_REGATHERED_IN}
+        gathering |= set() if shapes.quantizes_output_layer else {ModuleKind.OUTPUT_LAYER}
         gathering |= set() if context.te else {ModuleKind.QKV, ModuleKind.FC1}
         users = kinds & gathering - frozenset().union(*(module.derived(_frozen_kinds) for module, _ in context.modules))
         gathered_in = Shapes(shapes.inputs.of_part("decoder")) if users == {ModuleKind.OUTPUT_LAYER} else shapes
@@ -380,6 +377,13 @@ def _received(context: _Context) -> Iterator[Workspace]:
             yield Workspace(f"probabilities of the {phase.name} for all microbatches", size, FROM_START, "forward", freed=True)
 
 
+def _beside_pages(context: _Context) -> Iterator[Workspace]:
+    """What the experts of one layer save, outside the pages of `--moe-paged-stash`."""
+    if ModuleKind.EXPERTS in context.kinds:
+        size = beside_pages_bytes(shapes_of(context.job))
+        yield Workspace("saved tensors of experts beside their pages", size, frozenset({ModuleKind.EXPERTS}), "forward")
+
+
 def _dummy_weight_gradients(context: _Context) -> Iterator[Workspace]:
     """Uninitialized weight gradients that fused accumulation returns to autograd: one for each distinct shape, if cached."""
     shapes = context.shapes
@@ -446,54 +450,19 @@ def _fp8_copies(context: _Context) -> Iterator[Workspace]:
     job = context.job
     if job.precision.fp8 is None:
         return
-    from analyzer.states.fp8_weights import cast_bytes, kept_transposes_bytes, scaling_bytes
+    from analyzer.states.fp8_weights import cast_bytes, kept_transposes_bytes, output_layer_bytes, scaling_bytes
 
     kind = "FP4" if job.precision.fp8.recipe == "nvfp4" else "FP8"
     yield Workspace(f"{kind} copies of weights", cast_bytes(job, context.modules), LINEAR, "forward")
+    if ModuleKind.OUTPUT_LAYER in context.kinds:
+        kinds = frozenset({ModuleKind.OUTPUT_LAYER})
+        yield Workspace("FP8 copies of the output layer's weight", output_layer_bytes(context.shapes), kinds, "forward")
     yield Workspace("column-wise copies of stored FP8 weights", kept_transposes_bytes(job, context.modules), LINEAR, "forward")
     yield Workspace("FP8 scaling factors", scaling_bytes(job, context.modules), LINEAR, "forward")
 
 
 def _rope_tables(context: _Context) -> Iterator[Workspace]:
-    """RoPE tables. Each model chunk has its own."""
     job, shapes = context.job, context.shapes
-    if job.model.mla is not None:
-        return
-    # a model chunk computes the table before its layers, also without attention, for as many positions as it receives:
-    # `get_rotary_seq_len`
-    layers = context.kinds & _BEGIN_LAYERS
-    received = 1 if layers or ModuleKind.OUTPUT_LAYER not in context.kinds else 1 + job.model.mtp_num_layers
-    users = layers or frozenset({ModuleKind.OUTPUT_LAYER})
-    if job.model.position_embedding == "rope":
-        width = int(job.model.kv_channels * job.model.rotary_percent)
-        table = round_up(4 * shapes.s * received * width, BLOCK)  # the positions of this context-parallel rank, fp32
-        # `Gemma3RotaryEmbedding` of Megatron-Bridge keeps both tables, and both in one tensor
-        yield Workspace("RoPE frequency table", (4 if job.model.local_rope else 1) * table * context.chunks, users, "forward")
-    yarn = job.model.yarn_positions
-    if yarn is not None:  # module buffers, converted to the dtype of the weights
-        each = round_up(dtype_bytes(shapes.dtype, yarn * job.model.kv_channels), BLOCK)
-        yield Workspace("YaRN cosine and sine tables", 2 * each * context.chunks, users, "forward")
-
-
-def _mla_rope_tables(context: _Context) -> Iterator[Workspace]:
-    """RoPE tables of multi-latent attention. Each layer has its own: cached frequencies and, with YaRN, cosines and sines.
-
-    Cosines and sines are module buffers for YARN_POSITIONS positions in the dtype of the weights. The fused RoPE kernel replaces
-    them by tables for the positions of the sequence.
-    """
-    job, shapes, mla = context.job, context.shapes, context.job.model.mla
-    if mla is None:
-        return
-    width = mla.qk_pos_emb_head_dim
-    table = round_up(4 * shapes.s * width, BLOCK)
-    cached = min(context.rotations, MAX_ROPE_TABLES)
-    yield Workspace(
-        "RoPE frequency tables of the layers", cached * table, frozenset({ModuleKind.KV_UP, ModuleKind.ABSORPTION}), "forward"
-    )
-    if mla.yarn:
-        positions = shapes.s if job.model.rope_fusion else YARN_POSITIONS // job.parallel.context
-        each = round_up(dtype_bytes(shapes.dtype, positions * width), BLOCK)
-        yield Workspace("YaRN cosine and sine tables", context.rotations * 2 * each, LATENT_PROJECTIONS, "forward")
-    if mla.first_angles_stay:
-        each = round_up(4 * (YARN_POSITIONS // job.parallel.context) * width, BLOCK)
-        yield Workspace("RoPE frequency cache", cached * each, LATENT_PROJECTIONS, "forward")
+    tables = rope_tables(job, shapes, context.kinds, chunks=context.chunks) if job.model.mla is None else ()
+    for name, size, users in (*tables, *latent_rope_tables(job, shapes, layers=context.rotations)):
+        yield Workspace(name, size, users, "forward")

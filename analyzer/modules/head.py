@@ -13,8 +13,9 @@ from typing import Final
 from analyzer.modules.embedding import vocabulary_weight
 from analyzer.modules.inputs import LayerInputs
 from analyzer.modules.kinds import ModuleKind
-from analyzer.modules.linear import column_collectives
+from analyzer.modules.linear import at_weight_gradient, column_collectives
 from analyzer.modules.norm import standalone_norm
+from analyzer.modules.quantized import forward_input, output_gradient, saved_input
 from analyzer.modules.reduction import bias_gradient
 from analyzer.modules.shapes import EndShapes, Shapes
 from analyzer.modules.tree import MODEL_PATH, STREAM, Collective, Module, Parameter, Tensor, for_weight
@@ -55,7 +56,7 @@ def output_layer(
     weight_gradient = _weight_gradient(shapes)
     overwritten = model.cross_entropy == "te" or shapes.dtype == "fp32"  # then the loss saves this tensor itself
     weight = (vocabulary_weight(shapes, shared=shared),) if owns_weight else ()
-    return Module(
+    layer = Module(
         name="output_layer",
         kind=ModuleKind.OUTPUT_LAYER,
         parameters=(*weight, *((_bias(shapes),) if biased else ())),
@@ -75,6 +76,32 @@ def output_layer(
         waiting=tuple(replace(each, name=OF_OUTPUT_LAYER) for each in weight_gradient) if embeds else (),
         collectives=column_collectives(shapes.in_16_bit),
         source="megatron.core.tensor_parallel.ColumnParallelLinear",
+    )
+    return _quantized(shapes, layer) if shapes.quantizes_output_layer else layer
+
+
+def _quantized(shapes: Shapes, layer: Module) -> Module:
+    """The output layer as a linear layer of Transformer Engine whose GEMMs read FP8 (`TELMHeadColumnParallelLinear`, core 0.18).
+
+    A local variable of `GPTModel._postprocess` references its 16-bit input until the loss is computed.
+    """
+    [saved] = layer.saved
+    read = replace(saved, for_weight=False)
+    gathered = (shapes.hidden("gathered input", gathered=True),) if shapes.sp else ()
+    gradient, *others = layer.backward_workspace
+    own = tuple(each for each in others if each.for_weight)
+    return replace(
+        layer,
+        saved=for_weight(saved_input(shapes, read, gathered=shapes.sp)),
+        forward_workspace=(*forward_input(shapes, read, gathered=gathered, in_16_bit=False), *layer.forward_workspace),
+        forward_held=(*layer.forward_held, replace(read, made_in="", shares="")),
+        backward_workspace=(
+            *output_gradient(shapes, gradient),
+            *(each for each in others if not each.for_weight),
+            *at_weight_gradient(shapes, read, own, gathered=gathered),
+        ),
+        collectives=column_collectives(shapes),
+        source="TELMHeadColumnParallelLinear",
     )
 
 

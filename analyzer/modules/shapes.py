@@ -97,6 +97,11 @@ class Shapes:
         """Whether core attention reads queries, keys and values in FP8."""
         return self.fp8 is not None and self.fp8.attention
 
+    @property
+    def quantizes_output_layer(self) -> bool:
+        """Whether the GEMMs of the output layer are quantized."""
+        return self.fp8 is not None and self.fp8.output_layer
+
     @cached_property
     def windowed(self) -> Self:
         """The same shapes with the attention kernel of sliding-window layers, and all layers with a window."""

@@ -62,6 +62,12 @@ class MoeSpec:
     hash_layers: int = 0
     """The first layers, in which a table of all tokens chooses the experts: in DeepSeek-V4."""
     latent_size: int | None = None
+    rank_capacity: float | None = None
+    """Rows that the flex dispatcher allocates for the experts of a rank, relative to their mean number
+    (`--moe-expert-rank-capacity-factor`); None for as many as arrive."""
+    page_factor: float | None = None
+    """Rows of the pages to which the experts copy what they save (`--moe-paged-stash`), relative to their mean number; None
+    without pages."""
     imbalance: float = 1.0
     """Tokens of the experts of the highest-memory rank, relative to the mean (`--info-moe-imbalance`)."""
 

@@ -10,7 +10,7 @@ Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8Spec:
-    """FP8 or FP4 GEMMs of Transformer Engine's linear layers. Norms, embedding and output layer use 16 bit."""
+    """FP8 or FP4 GEMMs of Transformer Engine's linear layers. Norms and the embedding use 16 bit."""
 
     format: Literal["e4m3", "hybrid", "e2m1"]
     """hybrid: activation gradients in e5m2, with the same size as e4m3; e2m1: FP4, with the recipe nvfp4."""
@@ -22,6 +22,8 @@ class Fp8Spec:
     layers_at_end_in_16_bit: int = 0
     amax_history_len: int = 1
     """Length of the amax history of each scaling factor, with the delayed recipe."""
+    output_layer: bool = False
+    """The output layer is one of these linear layers too (`--fp8-output-proj`). Its weight is stored in 16 bit."""
     attention: bool = False
     """Core attention reads queries, keys and values in FP8 (`fp8_dot_product_attention`, which has no option); else in 16 bit."""
 

@@ -13,15 +13,20 @@ megatron/core/distributed/param_and_grad_buffer.py `_ParamAndGradBuffer` (0.16.1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from analyzer.modules.embedding import vocabulary_weight
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.quantized import ONE_SCALE, Axis, element, reads_one_copy, scales
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
 from analyzer.states.buffers.parameter_order import sum_of_parameters
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
+
+if TYPE_CHECKING:
+    from analyzer.modules.shapes import Shapes
 
 FORWARD_QUANTIZERS: Final = 3
 """Quantizers of the input, weight and output of one GEMM."""
@@ -42,6 +47,14 @@ def cast_bytes(job: TrainingJob, modules: Counted) -> int:
         return 0
     axes = _axes(job, fp8.recipe)
     return sum(times * module.derived(_copies, fp8.recipe, axes) for module, times in modules)
+
+
+def output_layer_bytes(shapes: Shapes) -> int:
+    """Bytes of the FP8 copies of the output layer's weight, which is stored in 16 bit; 0 if its GEMMs are not quantized."""
+    if shapes.fp8 is None or not shapes.quantizes_output_layer:
+        return 0
+    weight = replace(vocabulary_weight(shapes, shared=False), quantized=True)
+    return _copy_bytes(weight, shapes.fp8.recipe, ("row", "column"))
 
 
 def outside_buffer_bytes(job: TrainingJob, modules: Counted) -> int:

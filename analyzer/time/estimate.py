@@ -129,6 +129,8 @@ def _not_counted(job: TrainingJob) -> tuple[str, ...]:
         found.append("the optimizer step on the host; copies to it are counted")
     if job.model.moe is not None and job.model.moe.shared_overlap:
         found.append("the overlap of shared experts with the exchange of tokens")
+    if job.model.moe is not None and job.model.moe.page_factor is not None:
+        found.append("copies of expert tensors to pages and back, which are assumed to be hidden")
     if job.flags.delay_wgrad_compute:
         found.append("what delayed weight gradients hide")
     if job.precision.fp8 is not None and job.precision.fp8.attention:

@@ -95,6 +95,8 @@ VARIANTS = [
     "--cuda-graph-impl transformer_engine --fine-grained-activation-offloading --offload-modules core_attn",
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --overlap-moe-expert-parallel-comm "
     "--moe-token-dispatcher-type alltoall",
+    "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --moe-token-dispatcher-type flex "
+    "--moe-expert-rank-capacity-factor 1.5 --moe-paged-stash",
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --moe-token-dispatcher-type flex",
     "--fp4-format e2m1",
     "--heterogeneous-layers-config-path config.json",

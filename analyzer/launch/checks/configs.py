@@ -31,6 +31,7 @@ def config_violations(launch: LaunchInput, job: TrainingJob) -> Iterator[Violati
         _layers_without_rope(arguments, job),
         _glu_offset(arguments, job),
         _mup_width(arguments),
+        _quantized_output_layer(arguments, job),
         graph_violations(arguments, job),
         offload_violations(arguments, job),
         overlap_violations(arguments, job),
@@ -91,3 +92,18 @@ def _mup_width(arguments: Arguments) -> Iterator[Violation]:
         yield Violation(
             ("mup_base_hidden_size",), fault, f"give the width of the base model, less than {option(arguments, 'hidden_size')}"
         )
+
+
+def _quantized_output_layer(arguments: Arguments, job: TrainingJob) -> Iterator[Violation]:
+    """An output layer in FP8: also asserts of `TELMHeadColumnParallelLinear` (core/extensions/transformer_engine.py)."""
+    if not switched_on(arguments, "fp8_output_proj"):
+        return
+    named, fp8 = ("fp8_output_proj",), job.precision.fp8
+    if fp8 is None or fp8.recipe == "nvfp4":
+        yield Violation(named, "FP8 is not on", "add --fp8-format e4m3 --fp8-recipe mxfp8, or leave it out")
+    elif fp8.recipe != "mxfp8":
+        yield Violation(named, f"needs the recipe mxfp8, not {fp8.recipe}", "add --fp8-recipe mxfp8, or leave it out")
+    if job.model.tied_embeddings:
+        yield Violation(named, "needs a weight of its own", "add --untie-embeddings-and-output-weights, or leave it out")
+    if job.flags.defer_embedding_wgrad:
+        yield Violation(named, "cannot be used with --defer-embedding-wgrad-compute", "keep one of the two")

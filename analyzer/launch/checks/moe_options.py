@@ -19,6 +19,7 @@ def moe_violations(arguments: Arguments) -> Iterator[Violation]:
     yield from _padded_map(arguments)
     if since(arguments, "0.18"):
         yield from _grouped_parameters(arguments)
+        yield from _allocated_rows(arguments)
     if since(arguments, "0.19"):
         yield from _dispatcher(arguments)
 
@@ -37,6 +38,30 @@ def _padded_map(arguments: Arguments) -> Iterator[Violation]:
     if arguments.get("moe_expert_capacity_factor") is not None:
         fault = "changes the routing map in place, which the backward of the expert capacity needs"
         yield Violation((asked[0],), fault, "leave it out, or leave out --moe-expert-capacity-factor")
+
+
+def _allocated_rows(arguments: Arguments) -> Iterator[Violation]:
+    """A constant number of rows for the experts of a rank, and pages for what they save."""
+    limited, paged = arguments.get("moe_expert_rank_capacity_factor") is not None, switched_on(arguments, "moe_paged_stash")
+    if paged and not limited:
+        fault = "needs a constant number of rows for the experts"
+        yield Violation(("moe_paged_stash",), fault, "add --moe-expert-rank-capacity-factor 1.5, or leave it out")
+    offloaded = {"expert_fc1", "moe_act", "fused_group_mlp"} & set(_listed(arguments, "offload_modules"))
+    if paged and offloaded:
+        fault = f"covers {min(offloaded)}, which is offloaded too"
+        yield Violation(("moe_paged_stash",), fault, f"remove {min(offloaded)} from --offload-modules")
+    if not limited:
+        return
+    named, backend = ("moe_expert_rank_capacity_factor",), text(arguments, "moe_flex_dispatcher_backend", "deepep")
+    if backend not in ("hybridep", "ncclep"):
+        yield Violation(named, "is for HybridEP", "add --moe-flex-dispatcher-backend hybridep, or leave it out")
+    elif backend == "hybridep" and not switched_on(arguments, "use_transformer_engine_op_fuser"):
+        yield Violation(named, "needs fused operations", "add --use-transformer-engine-op-fuser")
+
+
+def _listed(arguments: Arguments, dest: str) -> tuple[str, ...]:
+    value = arguments.get(dest)
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
 
 
 def _grouped_parameters(arguments: Arguments) -> Iterator[Violation]:

@@ -28,7 +28,7 @@ _MODELLED: Final = """
     exp_avg_sq_dtype expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size finetune fp4 fp4_param_gather fp4_recipe
     fine_grained_activation_offloading
     first_last_layers_bf16 fp16 fp16_lm_cross_entropy fp32_residual_connection fp8 fp8_amax_history_len
-    fp8_param_gather fp8_recipe fsdp_double_buffer global_batch_size grad_reduce_in_bf16
+    fp8_output_proj fp8_param_gather fp8_recipe fsdp_double_buffer global_batch_size grad_reduce_in_bf16
     gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size
     heterogeneous_layers_config_encoded_json heterogeneous_layers_config_path
     hybrid_attention_ratio hybrid_layer_pattern hybrid_mlp_ratio hybrid_override_pattern img_h img_w is_hybrid_model
@@ -42,6 +42,7 @@ _MODELLED: Final = """
     moe_aux_loss_coeff
     moe_deepep_num_sms moe_enable_deepep moe_flex_dispatcher_backend moe_flex_dispatcher_num_sms
     moe_expert_capacity_factor moe_ffn_hidden_size moe_grouped_gemm moe_latent_size moe_layer_freq
+    moe_expert_rank_capacity_factor moe_paged_stash moe_paged_stash_buffer_size_factor_cuda
     moe_layer_recompute moe_pad_expert_input_to_capacity moe_permute_fusion moe_router_dtype
     moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
     moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_router_pre_softmax moe_router_score_function
@@ -166,10 +167,10 @@ _REASONS: Final[dict[str, str]] = {
     "order of copies between GPU and host, or ignored by Megatron": """
         overlap_cpu_optimizer_d2h_h2d pin_cpu_params use_torch_optimizer_for_cpu_offload
     """,
-    "for offloading, which is refused": """
+    "for offloading, which is refused, and for its memory of the host": """
         activation_offload_fraction cpu_offloading_retain_pinned_cpu_buffers delay_offload_until_cuda_graph
         delta_offload_bytes_across_pp_ranks fine_grained_offloading_max_inflight_offloads
-        moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size
+        moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_page_size
     """,
     "for models other than GPT, which are refused": """
         bert_load biencoder_projection_dim biencoder_shared_query_context_model block_data_path

@@ -69,7 +69,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     # element types
     "fp8_e4m3": ("FP8 in the code of 2023 is not modelled", "analyse the launch in bf16, without it"),
     "fp8_hybrid": ("FP8 in the code of 2023 is not modelled", "analyse the launch in bf16, without it"),
-    "fp8_output_proj": ("an output layer in FP8 is not modelled", _WITHOUT),
     "fp4_param": ("parameters stored in FP4 are not modelled", _WITHOUT),
     "te_precision_config_file": ("a separate precision for each module is not modelled", _WITHOUT),
     "kitchen_config_file": ("a separate precision for each module is not modelled", _WITHOUT),
@@ -82,7 +81,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "fused_residual_rmsnorm": ("the fused residual norm is not modelled", _WITHOUT),
     "use_grouped_gemm_for_shared_expert": ("grouped GEMMs in shared experts are not modelled", _WITHOUT),
     "moe_token_dropping": ("Megatron-LM core 0.5 and 0.6 refuse it", "leave it out"),
-    "moe_expert_rank_capacity_factor": ("a token capacity per rank is not modelled", _WITHOUT),
     # sharding and optimizers
     "enable_full_sharding_in_hsdp": ("sharding over optimizer instances is not modelled for this release", _WITHOUT),
     "megatron_fsdp_main_params_dtype": ("shards of other types are not modelled", "use fp32"),
@@ -92,7 +90,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "freeze_all_layers": ("a frozen model is not modelled", _WITHOUT),
     # offloading, graphs, overlap
     "optimizer_cuda_graph": ("a CUDA graph of the optimizer step is not modelled", _WITHOUT),
-    "moe_paged_stash": ("paging of expert activations is not modelled", _WITHOUT),
     "overlap_dispatch_backward_with_experts_wgrad": ("delayed weight gradients are not modelled", _WITHOUT),
     # other kinds of training
     "skip_train": ("training is skipped", _WITHOUT),

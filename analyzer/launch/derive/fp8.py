@@ -77,6 +77,7 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
         layers_at_start_in_16_bit=start,
         layers_at_end_in_16_bit=end,
         amax_history_len=positive(arguments, "fp8_amax_history_len") or 1,
+        output_layer=switched_on(arguments, "fp8_output_proj"),
     )
 
 

@@ -138,15 +138,49 @@ def experts(shapes: ExpertShapes, *, dispatched: tuple[Tensor, ...]) -> Module:
     routing = sizes.routing
     fc2 = _fc2(sizes)
     activation = _activation(sizes, saved_after=fc2.saved)
+    children = (_fc1(sizes, saved_after=(*activation.saved, *fc2.saved)), activation, fc2)
     return Module(
         name="experts",
         kind=ModuleKind.EXPERTS,
         forward_workspace=(*dispatched, *shared_output(routing)),
         # sequential experts read views of one gradient of all experts
         backward_workspace=(replace(sizes.output_gradient, name=ROW_GRADIENTS),) if routing.runs_sequentially else (),
-        children=(_fc1(sizes, saved_after=(*activation.saved, *fc2.saved)), activation, fc2),
+        children=children if routing.moe.page_factor is None else tuple(_in_pages(routing, each) for each in children),
         source=_source(routing),
     )
+
+
+def _in_pages(routing: Routing, module: Module) -> Module:
+    """The module with what it saves as parts of pages, whose number follows from the mean number of rows.
+
+    That is the number of allocated rows divided by the capacity. Source: core/transformer/moe/paged_stash.py (0.18)
+    PagedStashManager.on_save_for_backward and allocate_stash_buffers.
+    """
+    moe = routing.moe
+    assert moe.page_factor is not None
+    assert moe.rank_capacity is not None
+    factor = moe.page_factor / moe.rank_capacity
+
+    def part(tensor: Tensor) -> Tensor:
+        rows, *others = tensor.shape
+        return replace(tensor, name=f"{tensor.name}, in pages", shape=(int(rows * factor), *others))
+
+    return replace(module, saved=tuple(part(each) for each in module.saved))
+
+
+def beside_pages_bytes(shapes: ExpertShapes) -> int:
+    """Bytes of what the experts of one layer save before it is copied to pages, or after it is copied back; 0 without pages.
+
+    The tensors of a layer stay until the experts of the next one begin (`PipelinePreScheduleFunction.forward`), and in the backward
+    they are allocated when those of the layer after it have run (`reload_paged_tensors`).
+    """
+    moe = shapes.model.moe
+    if moe is None or moe.page_factor is None:
+        return 0
+    inputs = shapes.inputs
+    model = replace(inputs.model, moe=replace(moe, page_factor=None))
+    whole = experts(type(shapes)(replace(inputs, model=model)), dispatched=())
+    return sum(total_bytes(each.saved) for each in whole.children)
 
 
 def with_constant_probabilities(experts: Module) -> Module:

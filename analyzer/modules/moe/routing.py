@@ -8,7 +8,7 @@ Source: core/transformer/moe/moe_layer.py and moe_utils.py (0.16.1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -36,6 +36,8 @@ PERMUTED_PROBABILITIES: Final = "permuted probabilities"
 """Name of the probability of each row that the experts read."""
 ROW_ID_MAP: Final = "row id map"
 """Name of the map with which a fused kernel permutes rows."""
+_BUDGET_MULTIPLE: Final = 256
+"""The allocated rows are a multiple of this (`get_align_size_for_quantization` with fused operations, core 0.18)."""
 SHARED_OUTPUT: Final = "output of the shared experts"
 SHARED_GRADIENT: Final = "gradient for the shared experts"
 """Name of the gradient of the layer's output, which the shared experts need later than the routed ones."""
@@ -103,7 +105,12 @@ class Routing:
 
     @cached_property
     def rows(self) -> int:
-        """Rows that this rank's experts process, including the padding that the flex dispatcher adds on arrival."""
+        """Rows that this rank's experts process, including the padding that the flex dispatcher adds on arrival.
+
+        With a capacity of the rank, as many as HybridEP allocates (`_HybridEPManager.setup_metadata`, core 0.18).
+        """
+        if self.moe.rank_capacity is not None:
+            return round_up(int(self.tokens * self.moe.topk * self.moe.rank_capacity), _BUDGET_MULTIPLE)
         return self.choices + (self._padding(self.local_experts) if self._padded_on_arrival else 0)
 
     @cached_property
@@ -175,6 +182,15 @@ class Routing:
     def probability_dtype(self) -> str:
         """Element type of routing probabilities."""
         return {"fp32": "fp32", "fp64": "fp64"}.get(self.moe.router_dtype or "", self.shapes.dtype)
+
+    @property
+    def of_tokens(self) -> Routing:
+        """The same with only the rows of tokens, which the GEMMs read: without a capacity of the rank, and without pages."""
+        if self.moe.rank_capacity is None:
+            return self
+        inputs = self.shapes.inputs
+        model = replace(inputs.model, moe=replace(self.moe, rank_capacity=None, page_factor=None))
+        return Routing(type(self.shapes)(replace(inputs, model=model)))
 
     @property
     def arriving_dtype(self) -> str:

@@ -43,7 +43,7 @@ class WorkContext:
     def routing(self) -> Routing:
         """The routing of a MoE layer."""
         assert isinstance(self.inputs, ExpertInputs), "the context is that of a MoE layer"
-        return Routing(ExpertShapes(self.inputs))
+        return Routing(ExpertShapes(self.inputs)).of_tokens
 
     def of_part(self, part: Part) -> WorkContext:
         """The context of the modules of a part of a T5."""

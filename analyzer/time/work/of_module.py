@@ -75,14 +75,15 @@ def _feed_forward(module: Module, context: WorkContext) -> Work:
 
 
 def _output_layer(module: Module, context: WorkContext) -> Work:
-    """Logits in 16 bit, also of quantized models.
+    """Logits in 16 bit, also of quantized models, unless `--fp8-output-proj` quantizes the layer.
 
     Without a weight of its own it uses that of the embedding, whose two gradients are added: one of them is a tensor of zeros if
     the weight gradient is added to the gradient buffer.
     """
     shapes, model = context.shapes, context.inputs.model
     columns = model.padded_vocab_size // shapes.t
-    work = gemms(context, rows=shapes.s * shapes.b, n=columns, k=model.hidden_size, precision=context.precision)
+    precision = context.quantized if shapes.quantizes_output_layer else context.precision
+    work = gemms(context, rows=shapes.s * shapes.b, n=columns, k=model.hidden_size, precision=precision)
     if any(each.name == "bias" for each in module.parameters):  # it is added in a new tensor
         logits = 2.0 * shapes.s * shapes.b * columns
         biased = Work((MemoryBound("bias", 2 * logits),), (MemoryBound("bias gradient", logits, launches=2),))
@@ -112,11 +113,14 @@ def _linear_of_pytorch(module: Module, context: WorkContext, *, rows: int) -> Wo
 
 
 def _activation(module: Module, context: WorkContext) -> Work:
-    """Rows and width are those of the output, which is listed in the workspace."""
+    """Rows and width are those of the output, which is listed in the workspace. Allocated rows without a token are not read."""
     shape = next((each.shape for each in module.forward_workspace if each.name in ("output", "activation output")), None)
     if shape is None:
         return NO_WORK
-    return elementwise.activation(context, rows=prod(shape[:-1]), width=shape[-1], in_experts=len(shape) == 2)
+    in_experts, moe = len(shape) == 2, context.inputs.model.moe
+    limited = in_experts and moe is not None and moe.rank_capacity is not None
+    rows = context.routing.multiplied_rows if limited else prod(shape[:-1])
+    return elementwise.activation(context, rows=rows, width=shape[-1], in_experts=in_experts)
 
 
 def _patches(module: Module, context: WorkContext) -> Work:

@@ -27,7 +27,7 @@ from tests.allocator_hook.shadow.creation_layouts import CREATION, CREATION_BASE
 from tests.allocator_hook.shadow.distillation_layouts import BATCHED, DISTILLATIONS, KNOWN_OF_STUDENTS, STUDENTS
 from tests.allocator_hook.shadow.encoder_layouts import BASES, ENCODERS
 from tests.allocator_hook.shadow.found_layouts import FOUND
-from tests.allocator_hook.shadow.fp8_attention_layouts import FP8_ATTENTION
+from tests.allocator_hook.shadow.fp8_part_layouts import FP8_ATTENTION, FP8_OUTPUT
 from tests.allocator_hook.shadow.frozen_layouts import FROZEN, FROZEN_PARAMETERS, HELD_BY_LEAF
 from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, HEADS, TOKEN_SCORES, VALUE_HEADS
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
@@ -153,6 +153,7 @@ GRID = {
     **CREATION,
     **ABSORBED,
     **FP8_ATTENTION,
+    **FP8_OUTPUT,
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
     "gpt, tp2 sp": "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
@@ -462,7 +463,7 @@ SINCE = dict.fromkeys(
 ) | {
     # the stand-ins for the streams of offloading, Megatron-FSDP and overlapped microbatches use names of 0.16
     "llama, core attention on the host": "0.16",
-    **dict.fromkeys(FP8_ATTENTION, "0.18"),  # the recipe of mxfp8 has no attention before
+    **dict.fromkeys([*FP8_ATTENTION, *FP8_OUTPUT], "0.18"),  # the recipe of mxfp8 has no attention before
     "llama, attention on the host, pp2": "0.16",
     "mixtral, experts on the host, interleaved": "0.16",
     **{name: "0.16" for name in GRID if "megatron fsdp" in name},

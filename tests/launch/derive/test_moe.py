@@ -139,7 +139,6 @@ def test_refused(line: str, option: str, fault: str) -> None:
         (E8 + "--moe-router-load-balancing-type quantile_balancing", "0.19.0", "--moe-router-load-balancing-type"),
         (E8 + "--moe-router-score-function sqrtsoftplus", "0.19.0", "--moe-router-score-function"),
         (E8 + "--use-legacy-models --transformer-impl local", "0.16.1", "--num-experts"),
-        (E8 + "--moe-paged-stash", "0.19.0", "--moe-paged-stash"),
     ],
 )
 def test_not_modelled(line: str, release: str, option: str) -> None:

@@ -67,6 +67,8 @@ def moe_spec(
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
         latent_size=positive(arguments, "moe_latent_size"),
+        rank_capacity=_rank_capacity(arguments),
+        page_factor=_page_factor(arguments),
         imbalance=imbalance,
         **router,
     )
@@ -147,6 +149,24 @@ def _capacity(arguments: Arguments, *, balancing: tuple[str, ...]) -> tuple[floa
             "add --moe-expert-capacity-factor 1.0, or leave it out",
         )
     return factor, pad
+
+
+def _rank_capacity(arguments: Arguments) -> float | None:
+    """Rows that are allocated for the experts of a rank, relative to their mean number. Checks are in `launch.checks`."""
+    if arguments.get("moe_expert_rank_capacity_factor") is None:
+        return None
+    factor = number(arguments, "moe_expert_rank_capacity_factor", 1.0)
+    if factor < 1:
+        fault = f"{factor:g} allocates fewer rows than the mean, so that tokens are dropped in each step"
+        raise UnsupportedError(option(arguments, "moe_expert_rank_capacity_factor"), fault, "use 1.5, for example")
+    return factor
+
+
+def _page_factor(arguments: Arguments) -> float | None:
+    """Rows of the pages, relative to the mean number: a negative factor is for the largest number of a step."""
+    if not switched_on(arguments, "moe_paged_stash") or arguments.get("moe_expert_rank_capacity_factor") is None:
+        return None
+    return abs(number(arguments, "moe_paged_stash_buffer_size_factor_cuda", 1.1))
 
 
 def _check_capacity(arguments: Arguments, moe: MoeSpec) -> None:
@@ -249,6 +269,16 @@ def _routing_assumptions(moe: MoeSpec) -> tuple[str, ...]:
         if moe.imbalance == 1
         else f"The experts of the highest-memory rank are assumed to get {moe.imbalance:g} times the mean number of tokens."
     ]
+    if moe.rank_capacity is not None:
+        notes.append(
+            f"HybridEP allocates {moe.rank_capacity:g} times the mean number of rows for the experts of a rank. If more arrive, "
+            "Megatron repeats the step without this limit, and the prediction is too low."
+        )
+    if moe.page_factor is not None:
+        notes.append(
+            f"The experts copy what they save to pages for {moe.page_factor:g} times the mean number of rows "
+            "(--moe-paged-stash). What more tokens need is copied to pinned host memory if there is some, and is not counted."
+        )
     if moe.capacity_factor is not None:
         notes.append("No token is assumed to be dropped: if tokens exceed the capacity of an expert, the prediction is too high.")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""Layouts with attention in FP8 (`fp8_dot_product_attention`) for the comparison of the formulas with megatron-core."""
+"""Layouts with attention or the output layer in FP8, for the comparison of the formulas with megatron-core."""
 
 from __future__ import annotations
 
@@ -31,5 +31,19 @@ FP8_ATTENTION: Final = {
         "latent": _LATENT,
         "latent, recomputed": f"{_LATENT} {_SELECTIVE} core_attn",
         "latent, recomputed up projections": f"{_LATENT} {_SELECTIVE} mla_up_proj",
+    }.items()
+}
+
+_OUTPUT: Final = "--bf16 --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-output-proj"
+_STORED: Final = "--fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag --overlap-grad-reduce --overlap-param-gather"
+
+FP8_OUTPUT: Final = {
+    f"fp8 output layer, {name}": f"{_OUTPUT} {words}"
+    for name, words in {
+        "llama": _LLAMA,
+        "llama, stored": f"{_LLAMA} {_STORED}",
+        "llama, tp2 sp": f"{_LLAMA} {_STORED} --tensor-model-parallel-size 2 --sequence-parallel --vocab-size 9983",
+        "llama, tp2": f"{_LLAMA} {_STORED} --tensor-model-parallel-size 2 --vocab-size 9983",
+        "llama, pp2": f"{_LLAMA} {_STORED} --pipeline-model-parallel-size 2",
     }.items()
 }
