@@ -17,7 +17,6 @@ NET = "--swiglu --experimental-attention-variant gated_delta_net --linear-attent
     [
         (f"{NET} --context-parallel-size 2", "is not exchanged between ranks"),
         (f"{NET} --deterministic-mode", "not modelled with linear attention"),
-        (f"{NET} --bf16 --cuda-graph-impl transformer_engine --cuda-graph-scope attn", "not modelled with linear attention"),
         (
             f"{NET} --bf16 --fp8-format e4m3 --fp8-recipe tensorwise --tensor-model-parallel-size 4 --linear-num-key-heads 4 "
             "--linear-num-value-heads 8 --linear-key-head-dim 64 --linear-value-head-dim 64",

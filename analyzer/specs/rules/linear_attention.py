@@ -133,7 +133,6 @@ def _features(job: TrainingJob) -> Iterator[Violation]:
     flags = job.flags
     asked = (
         ("deterministic_mode", flags.deterministic),
-        ("cuda_graph_impl", job.graphs is not None),
         ("delay_wgrad_compute", flags.delay_wgrad_compute),
     )
     yield from (Violation((dest,), _NOT_MODELLED, _LEAVE) for dest, is_on in asked if is_on)

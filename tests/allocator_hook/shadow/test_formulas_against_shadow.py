@@ -329,6 +329,16 @@ GRID = {
     "--optimizer dist_muon",
     "delta net, odd sizes": f"--bf16 {DELTA_NET} --seq-length 1000 --linear-key-head-dim 128 --linear-value-head-dim 96",
     "delta net, recomputed modules": f"--bf16 {DELTA_NET} --recompute-granularity selective --recompute-modules core_attn mlp",
+    "delta net, graphs of attention": f"--bf16 {DELTA_NET} {GRAPHS} --cuda-graph-scope attn {FROM_START}",
+    "delta net, graphs of attention, linear": f"--bf16 {ALL_LINEAR} {GRAPHS} --cuda-graph-scope attn",
+    "delta net, graphs of layers": f"--bf16 {DELTA_NET} {GRAPHS}",
+    "delta net, graphs of router": f"--bf16 {QWEN3_NEXT} {GRAPHS} --cuda-graph-scope moe_router {FROM_START} --vocab-size 9999",
+    "delta net, graphs of attention and router, tp2 sp": f"--bf16 {QWEN3_NEXT} {GRAPHS} --cuda-graph-scope attn moe_router "
+    "--tensor-model-parallel-size 2 --sequence-parallel --vocab-size 20000",
+    "delta net, graphs of attention and router, hybridep": f"--bf16 {QWEN3_NEXT} {GRAPHS} --cuda-graph-scope attn moe_router "
+    "moe_preprocess --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32 "
+    "--vocab-size 9999",
+    "delta net, graph of the iteration": f"--bf16 {DELTA_NET} {FULL_ITERATION} --vocab-size 9999",
     "delta net, recomputed norm, fp8 delayed": f"--bf16 {ALL_LINEAR} --recompute-granularity selective --recompute-modules "
     "gdn_norm_out --fp8-format hybrid --fp8-recipe delayed",
     "delta net, recomputed norm, cp2": f"--bf16 {ALL_LINEAR} --recompute-granularity selective --recompute-modules gdn_norm_out "
