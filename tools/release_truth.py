@@ -49,6 +49,7 @@ CORE: Final = {
     "copies_logits": Line("vocab_parallel_logits = vocab_parallel_logits - logits_max", f"{_C}/tensor_parallel/cross_entropy.py"),
     "few_query_groups": Line("num_query_groups < world_size", f"{_C}/transformer/attention.py"),
     "convolves_rows": Line("from fla.modules.convolution import causal_conv1d$", f"{_C}/ssm"),
+    "prepares_gates": Line(r"g, variant_kernel_inputs = self\._compute_gates\(", f"{_C}/ssm"),
     "glu_offset": Line("glu_linear_offset", f"{_C}/transformer/mlp.py"),
     "router_in_te": Line("def te_general_gemm", f"{_C}/extensions/transformer_engine.py"),
     "router_needs_workspace": Line(r"workspace=get_workspace\(\)", f"{_C}/extensions/transformer_engine.py", since="0.13.0"),

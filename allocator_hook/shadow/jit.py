@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from allocator_hook.shadow.recorder import Recorder
 from allocator_hook.step.marks import tensors_of
@@ -50,7 +51,9 @@ class FakeCompiler:
             if saved_inputs[0]:
                 called = functools.partial(function, **kwargs)
                 functools.update_wrapper(called, function)
-                return _SavesInputs.apply(self.recorder, called, saved_inputs[0], *args)  # type: ignore[no-untyped-call]
+                structure: list[TreeSpec] = []
+                made = _SavesInputs.apply(self.recorder, called, saved_inputs[0], structure, *args)  # type: ignore[no-untyped-call]
+                return tree_unflatten(made, structure[0])
             expanded = _expanded(args, largest=max(tensors, key=torch.Tensor.numel), recorder=self.recorder)
             with self.recorder.fused_kernel(name=name):
                 return function(*expanded, **kwargs)
@@ -117,7 +120,9 @@ def _inputs_of_intermediates(recorder: Recorder, function: Callable[..., Any], a
     with recorder.fused_kernel(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), origins:
         output = function(*args, **kwargs)
         outside = {_storage(tensor) for tensor in (*tensors_of((*args, *kwargs.values())), *tensors_of((output,)))}
-        found = any(tensor.dtype is not torch.bool and tensor.dim() > 0 and _storage(tensor) not in outside for tensor in saved)
+        values = [tensor for tensor in saved if tensor.dtype is not torch.bool and tensor.dim() > 0]
+        # what a kernel with an autograd function of its own makes and saves has no origin: it is not computed again
+        found = any(_storage(tensor) not in outside and origins.of.get(_storage(tensor)) for tensor in values)
         needed = frozenset().union(*(origins.of.get(_storage(tensor), frozenset()) for tensor in saved))
         saved.clear()
         del output
@@ -128,7 +133,10 @@ class _SavesInputs(torch.autograd.Function):
     """Saves inputs for backward. Backward recomputes the function and its gradients in one fused kernel."""
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, function: Callable[..., Any], needed: frozenset[int], *args: Any) -> Any:
+    def forward(
+        ctx: Any, recorder: Recorder, function: Callable[..., Any], needed: frozenset[int], structure: list[TreeSpec], *args: Any
+    ) -> tuple[Any, ...]:
+        """Return the tensors in what the function returns, and add to `structure` how they are nested in it."""
         ctx.recorder, ctx.function = recorder, function
         ctx.places = [index for index, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
         ctx.kept = [index for index in ctx.places if index in needed]
@@ -137,7 +145,9 @@ class _SavesInputs(torch.autograd.Function):
         ctx.others = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         ctx.save_for_backward(*(args[index] for index in ctx.kept))
         with recorder.fused_kernel(name=_name(function)):
-            return function(*args)
+            leaves, nesting = tree_flatten(function(*args))
+        structure.append(nesting)
+        return tuple(leaves)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -154,7 +164,7 @@ class _SavesInputs(torch.autograd.Function):
             for index, gradient in zip(ctx.wanted, found, strict=True):
                 result[index] = gradient
             del args, outputs, found, saved
-        return (None, None, None, *result)
+        return (None, None, None, None, *result)
 
 
 def _name(function: Callable[..., Any]) -> str:

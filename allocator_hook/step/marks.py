@@ -216,9 +216,11 @@ def global_name(model: torch.nn.Module, name: str) -> str:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested sequences."""
+    """Yield the tensors in nested sequences, and in the values of dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors_of(item)
+    elif isinstance(value, dict):
+        yield from tensors_of(tuple(value.values()))

@@ -74,6 +74,9 @@ class CoreBehavior(Behavior):
     convolves_rows: bool = _during(since="0.18")
     """A gated delta net convolves [b, s, channels] without a copy, normalizes queries and keys together, and compiles what prepares
     the delta rule (ssm/gated_delta_net.py, later ssm/gated_delta_net)."""
+    prepares_gates: bool = _during(since="0.20")
+    """The compiled function that prepares the delta rule computes its gates too, from slices of the input projection
+    (`_prepare_input_for_gated_delta_rule`, ssm/gated_delta_net/common.py)."""
     glu_offset: bool = _during(since="0.15")
     """An offset is added to the linear half of an unfused gated activation, even if it is 0 (transformer/mlp.py)."""
 

@@ -130,12 +130,17 @@ class DeltaNet:
         return self.of_values("gate gradient")
 
     @property
+    def copies_gates(self) -> bool:
+        """Whether the inputs of the gates are copied from the input projection (`CoreBehavior.prepares_gates`)."""
+        return not self.shapes.inputs.core.prepares_gates
+
+    @property
     def referenced(self) -> tuple[Tensor, ...]:
         """What local variables reference from the convolution until the output projection returns."""
         return (
             *(() if self.in_rows else (self.projected(),)),
             self.convolved(),
-            self.of_each_head("alpha"),
+            *((self.of_each_head("alpha"),) if self.copies_gates else ()),
             self.of_each_head("decay", dtype="fp32"),
         )
 
@@ -292,7 +297,10 @@ def _prepared(net: DeltaNet) -> Module:
 
 
 def _prepared_in_one(net: DeltaNet) -> Module:
-    """The same as compiled functions, which save their inputs, and one norm of queries and keys, which saves its output."""
+    """The same as compiled functions, which save their inputs, and one norm of queries and keys, which saves its output.
+
+    From core 0.20 on, the inputs of the gates are slices of the input projection, which the convolution saves.
+    """
     shapes = net.shapes
     rows = 2 * shapes.b * shapes.s * (net.spec.num_key_heads // net.ranks)
     copies = (net.of_heads("query"), net.of_heads("key"), net.of_values("value"), net.of_values("gate"))
@@ -304,8 +312,7 @@ def _prepared_in_one(net: DeltaNet) -> Module:
         saved=(
             shapes.wide("normalized queries and keys", 2 * net.key, "2K/t"),
             shapes.statistics("norms", rows, "8·s·b·K/(k·t)"),
-            net.of_each_head("alpha"),
-            net.of_each_head("beta before its sigmoid"),
+            *((net.of_each_head("alpha"), net.of_each_head("beta before its sigmoid")) if net.copies_gates else ()),
         ),
         forward_workspace=(*net.referenced, *copies),
         backward_workspace=(
