@@ -66,7 +66,8 @@ def overlapped_points(job: TrainingJob, trees: Sequence[Module], messages: Itera
         return {}
     from analyzer.memory.overlapped.microbatches import overlapped_peaks
 
-    return overlapped_peaks(trees, messages, early=job.flags.early_attention_backward, deferred=deferred)
+    early, keeps_rows = job.flags.early_attention_backward, job.core.keeps_dispatched_gradients
+    return overlapped_peaks(trees, messages, early=early, keeps_rows=keeps_rows, deferred=deferred)
 
 
 def offloaded_points(

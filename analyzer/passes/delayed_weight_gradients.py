@@ -210,11 +210,12 @@ def _not_fused(module: Module) -> Module:
 
 
 def _operands(module: Module) -> tuple[Tensor, ...]:
-    """The operands of a linear layer's weight gradient; empty for other modules. The router is a Megatron module and not delayed.
+    """The operands of a linear layer's weight gradient; empty for other modules, and for the router, which is not delayed.
 
     If the layer gathers or quantizes a tensor, the operands are those copies: one object has the row-wise and column-wise ones.
     """
-    if module.kind is ModuleKind.ROUTER or not any(each.name == "weight" and len(each.shape) > 1 for each in module.parameters):
+    weights = any(each.name == "weight" and len(each.shape) > 1 for each in module.parameters)
+    if module.kind in (ModuleKind.ROUTER, ModuleKind.CONVOLUTION) or not weights:
         return ()
     read = [tensor for tensor in module.saved if "input" in tensor.name]
     if len(read) > 1:  # with a fused norm, the input of the norm is first

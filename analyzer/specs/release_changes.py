@@ -94,6 +94,9 @@ class CoreBehavior(Behavior):
     frees_unsaved_rows: bool = _during(since="0.17")
     """The expert node of overlapped microbatches frees the rows that it has read unless the first linear layer saves them.
     Before, it frees them with all dispatchers but HybridEP (`should_free_input`)."""
+    keeps_dispatched_gradients: bool = _during(until="0.18")
+    """With delayed weight gradients the dispatch node of overlapped microbatches keeps the gradients that it has read until the
+    backward of the layer ends (`ScheduleNode.delay_grads_release`, pipeline_parallel/utils.py)."""
     stream_of_each_layer: bool = _during(until="0.18")
     """With `--moe-shared-expert-overlap` each layer creates a stream for its shared experts; later all layers have one
     (`SharedExpertMLP`)."""

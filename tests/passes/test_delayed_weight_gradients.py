@@ -7,7 +7,9 @@ import pytest
 from analyzer.errors import InputError
 from analyzer.memory.overlapped.microbatches import overlapped_peak
 from analyzer.memory.ranks import rank_classes
+from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module
+from analyzer.passes.delayed_weight_gradients import DELAYED
 from tests.job_of import job_of
 
 MOE = (
@@ -109,6 +111,31 @@ def test_early_backward_of_attention_does_not_raise_the_peak() -> None:
     assert early.bytes <= late.bytes
     job = job_of(f"{MOE} --ep-overlap-early-attn-memory-release", release="0.16.1")
     assert job.flags.early_attention_backward
+
+
+def test_before_0_18_the_dispatch_keeps_the_gradients_that_it_has_read() -> None:
+    """`ScheduleNode.delay_grads_release` (0.16): rows [T·k, h] during the backward of attention. The peak is in the delta rule."""
+    net = (
+        "--vocab-size 1024 --normalization RMSNorm --experimental-attention-variant gated_delta_net --linear-attention-freq [1]*8 "
+        "--linear-num-key-heads 8 --linear-num-value-heads 16 --linear-key-head-dim 64 --linear-value-head-dim 128"
+    )
+    one = rank_classes(job_of(f"{MOE} {net} --delay-wgrad-compute", release="0.18.2"))[0].trees[0]
+    kept, freed = (overlapped_peak(one, one, keeps_rows=keeps) for keeps in (True, False))
+    assert kept.block.kind is ModuleKind.LAYER
+    assert kept.bytes - freed.bytes == 2 * ROWS * H
+
+
+def test_the_convolution_of_a_delta_net_has_no_delayed_weight_gradient() -> None:
+    net = "--normalization RMSNorm --experimental-attention-variant gated_delta_net --linear-attention-freq 4"
+    one = rank_classes(job_of(f"{MOE} {net} --delay-wgrad-compute", release="0.18.2"))[0].trees[0]
+    delayed = {
+        tensor.name.partition(",")[0].rpartition(" of ")[2]
+        for where, module in one.walk()
+        for tensor in module.backward_workspace
+        if tensor.name.endswith(DELAYED) and "self_attention" in where
+    }
+    assert "out_proj" in delayed
+    assert "conv1d" not in delayed
 
 
 @pytest.mark.parametrize("flag", ["--delay-wgrad-compute", "--ep-overlap-early-attn-memory-release"])

@@ -100,7 +100,8 @@ def _overlapped(job: TrainingJob, trees: Sequence[Module], iteration: schedule.I
         pair = moment.pair
         if pair is not None:
             if pair not in known:
-                known[pair] = overlapped_script(trees, pair, streams=_streams(job), early=job.flags.early_attention_backward)
+                early, keeps_rows = job.flags.early_attention_backward, job.core.keeps_dispatched_gradients
+                known[pair] = overlapped_script(trees, pair, streams=_streams(job), early=early, keeps_rows=keeps_rows)
             found[moment.number] = known[pair]
     return found
 

@@ -161,7 +161,8 @@ def _overlapped(job: TrainingJob, trees: Sequence[Module], messages: Iteration) 
     """The peaks of overlapped microbatches in `trees`, which are parts of the chunks (`PeakContext.overlapped`)."""
     if not any(step.paired for step in messages.order):
         return {}
-    return overlapped_peaks(trees, messages, early=job.flags.early_attention_backward)
+    early, keeps_rows = job.flags.early_attention_backward, job.core.keeps_dispatched_gradients
+    return overlapped_peaks(trees, messages, early=early, keeps_rows=keeps_rows)
 
 
 def _plus(peak: Peak, base: int) -> Peak:

@@ -34,8 +34,10 @@ class _Chunk(NamedTuple):
     last: Unit
 
 
-def overlapped_peaks(trees: Sequence[Module], messages: Iteration, *, early: bool, deferred: int = 0) -> dict[Pair, Point]:
-    """The peaks of the overlapped steps of an iteration. `trees`: one for each chunk. `early` as in `overlapped_peak`.
+def overlapped_peaks(
+    trees: Sequence[Module], messages: Iteration, *, early: bool, keeps_rows: bool, deferred: int = 0
+) -> dict[Pair, Point]:
+    """The peaks of the overlapped steps of an iteration. `trees`: one for each chunk. Others are as in `overlapped_peak`.
 
     `deferred`: bytes that the backward of each output layer keeps for its deferred weight gradient.
     """
@@ -45,7 +47,8 @@ def overlapped_peaks(trees: Sequence[Module], messages: Iteration, *, early: boo
         pair = moment.pair
         if pair is not None and pair not in found:
             chunks = _Chunk(*units(trees[pair.forward])), _Chunk(*units(trees[pair.backward]))
-            found[pair] = _peak(_OverlappedStep(*chunks, pair, early=early, deferred=kept[pair.backward]))
+            step = _OverlappedStep(*chunks, pair, early=early, keeps_rows=keeps_rows, deferred=kept[pair.backward])
+            found[pair] = _peak(step)
     return found
 
 
@@ -66,26 +69,30 @@ def offloaded_peaks(
             other = messages.order[index + 1]
             both = StepGroups(groups, (step.microbatch, step.chunk), (other.microbatch, other.chunk))
             early = job.flags.early_attention_backward
-            peaks[index] = _peak(_OverlappedStep(chunks[pair.forward], chunks[pair.backward], pair, early=early, groups=both))
+            of_both, keeps_rows = (chunks[pair.forward], chunks[pair.backward]), job.core.keeps_dispatched_gradients
+            peaks[index] = _peak(_OverlappedStep(*of_both, pair, early=early, keeps_rows=keeps_rows, groups=both))
         elif not moment.overlapped:
             before[index] = groups.bytes
             groups.run(step)
     return peaks, before
 
 
-def overlapped_peak(forward: Module, backward: Module, *, early: bool = False) -> Point:
+def overlapped_peak(forward: Module, backward: Module, *, early: bool = False, keeps_rows: bool = True) -> Point:
     """The peak of the forward of one microbatch overlapped with the backward of another one.
 
     `forward` and `backward` are the trees of their chunks. The bytes of the result include both microbatches. `early`: the
-    backward of attention runs before the experts of the other microbatch, not after them.
+    backward of attention runs before the experts of the other microbatch, not after them. `keeps_rows`: with delayed weight
+    gradients the dispatch keeps the gradients that it has read (`CoreBehavior.keeps_dispatched_gradients`).
     """
     pair = Pair(0, 0 if forward is backward else 1, newest=True, ahead=0)
-    return _peak(_OverlappedStep(_Chunk(*units(forward)), _Chunk(*units(backward)), pair, early=early))
+    chunks = _Chunk(*units(forward)), _Chunk(*units(backward))
+    return _peak(_OverlappedStep(*chunks, pair, early=early, keeps_rows=keeps_rows))
 
 
-def overlapped_instants(trees: Sequence[Module], pair: Pair, *, early: bool) -> Iterator[Point]:
-    """The instants of an overlapped step in order. `trees` and `early` as in `overlapped_peaks`."""
-    return _OverlappedStep(_Chunk(*units(trees[pair.forward])), _Chunk(*units(trees[pair.backward])), pair, early=early).instants()
+def overlapped_instants(trees: Sequence[Module], pair: Pair, *, early: bool, keeps_rows: bool) -> Iterator[Point]:
+    """The instants of an overlapped step in order. The arguments are those of `overlapped_peaks`."""
+    chunks = _Chunk(*units(trees[pair.forward])), _Chunk(*units(trees[pair.backward]))
+    return _OverlappedStep(*chunks, pair, early=early, keeps_rows=keeps_rows).instants()
 
 
 def _peak(step: _OverlappedStep) -> Point:
@@ -109,12 +116,14 @@ class _OverlappedStep:
         pair: Pair,
         *,
         early: bool,
+        keeps_rows: bool,
         groups: StepGroups | None = None,
         deferred: int = 0,
     ) -> None:
         self._forward = forward
         self._backward = backward
         self._early = early
+        self._keeps_rows = keeps_rows
         self._same = pair.forward == pair.backward
         self._newest = pair.newest
         self._ahead = pair.ahead
@@ -221,7 +230,7 @@ class _OverlappedStep:
             self._kept += operands
         yield from self._run_backward(backward.get(Node.DISPATCH, ()), None, (*received, *shared))
         self._free_before((Node.ATTENTION,), backward)
-        rows = exchanged if delayed else ()  # with delayed weight gradients the dispatch node keeps the gradients that it has read
+        rows = exchanged if delayed and self._keeps_rows else ()
         if self._early and other is not None:
             yield from self._attention_backward(other, backward, (*received, *rows))
             self._backward_saved = other.before

@@ -131,14 +131,10 @@ def _mtp_layers(job: TrainingJob) -> Iterator[Violation]:
 def _features(job: TrainingJob) -> Iterator[Violation]:
     """Features that change the modules of attention, and that are modelled for full attention only."""
     flags = job.flags
-    asked = (
-        ("deterministic_mode", flags.deterministic),
-        ("delay_wgrad_compute", flags.delay_wgrad_compute),
-    )
-    yield from (Violation((dest,), _NOT_MODELLED, _LEAVE) for dest, is_on in asked if is_on)
-    if flags.overlap_moe_expert_parallel_comm:
-        fails = is_before(job.megatron, "0.18")
-        fault = "fails with linear attention before 0.18: GatedDeltaNet has no backward_dw" if fails else _NOT_MODELLED
+    if flags.deterministic:
+        yield Violation(("deterministic_mode",), _NOT_MODELLED, _LEAVE)
+    if flags.overlap_moe_expert_parallel_comm and is_before(job.megatron, "0.18"):
+        fault = "fails with linear attention before 0.18: GatedDeltaNet has no backward_dw"
         yield Violation(("overlap_moe_expert_parallel_comm",), fault, _LEAVE)
     if job.activation_offload is not None:
         layers = bool(job.activation_offload.layers)

@@ -329,6 +329,18 @@ GRID = {
     "--optimizer dist_muon",
     "delta net, odd sizes": f"--bf16 {DELTA_NET} --seq-length 1000 --linear-key-head-dim 128 --linear-value-head-dim 96",
     "delta net, recomputed modules": f"--bf16 {DELTA_NET} --recompute-granularity selective --recompute-modules core_attn mlp",
+    "delta net, overlapped microbatches": f"--bf16 {QWEN3_NEXT} {OVERLAPPED}",
+    "delta net, overlapped microbatches, tp2 sp": f"--bf16 {QWEN3_NEXT} {OVERLAPPED} --tensor-model-parallel-size 2 "
+    "--sequence-parallel",
+    "delta net, delayed weight gradients": f"--bf16 {QWEN3_NEXT} {OVERLAPPED} --delay-wgrad-compute",
+    "delta net, delayed weight gradients, tp2 sp": f"--bf16 {QWEN3_NEXT} {OVERLAPPED} --delay-wgrad-compute "
+    "--tensor-model-parallel-size 2 --sequence-parallel",
+    "delta net, delayed weight gradients, hybridep": f"--bf16 {QWEN3_NEXT} {OVERLAPPED} --delay-wgrad-compute "
+    "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32",
+    "delta net, delayed weight gradients, interleaved": f"--bf16 {QWEN3_NEXT} {OVERLAPPED} --delay-wgrad-compute --num-layers 8 "
+    "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
+    "delta net, delayed weight gradients, fp8": f"--bf16 {QWEN3_NEXT} {OVERLAPPED} --delay-wgrad-compute --fp8-format hybrid "
+    "--fp8-recipe tensorwise --linear-num-value-heads 16",
     "delta net, graphs of attention": f"--bf16 {DELTA_NET} {GRAPHS} --cuda-graph-scope attn {FROM_START}",
     "delta net, graphs of attention, linear": f"--bf16 {ALL_LINEAR} {GRAPHS} --cuda-graph-scope attn",
     "delta net, graphs of layers": f"--bf16 {DELTA_NET} {GRAPHS}",
@@ -539,6 +551,8 @@ SINCE = dict.fromkeys(
     "gpt, dist_muon by matrices, overlapped": "0.18",
     "llama, dist_muon by matrices, tp2 sp pp2": "0.18",
     **HYBRID_SINCE,
+    # gated delta nets have weight gradients of their own
+    **{name: "0.18" for name in GRID if name.startswith(("delta net, overlapped", "delta net, delayed"))},
 }
 """The oldest release that the formulas describe, if older releases differ."""
 
