@@ -51,6 +51,7 @@ CORE: Final = {
     "convolves_rows": Line("from fla.modules.convolution import causal_conv1d$", f"{_C}/ssm"),
     "prepares_gates": Line(r"g, variant_kernel_inputs = self\._compute_gates\(", f"{_C}/ssm"),
     "glu_offset": Line("glu_linear_offset", f"{_C}/transformer/mlp.py"),
+    "keeps_previous_output": Line("del output_tensor$", f"{_C}/pipeline_parallel/schedules.py", False, True),
     "router_in_te": Line("def te_general_gemm", f"{_C}/extensions/transformer_engine.py"),
     "router_needs_workspace": Line(r"workspace=get_workspace\(\)", f"{_C}/extensions/transformer_engine.py", since="0.13.0"),
     "adds_by_index": Line("index_add_", f"{_C}/transformer/moe/moe_utils.py"),

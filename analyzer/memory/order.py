@@ -54,7 +54,7 @@ def iteration_of(job: TrainingJob, pipeline_rank: int, microbatches: int, chunks
         job.core.legacy_interleaving,
         job.flags.overlap_moe_expert_parallel_comm,
         parallel.overlap_p2p,
-        ends_of(chunks, leaf=has_leaf_input(job)),
+        ends_of(chunks, leaf=_references_leaf(job)),
     )
 
 
@@ -87,6 +87,11 @@ def _iteration(
 def ends_of(chunks: Sequence[Chunk], *, leaf: bool = False) -> Ends:
     """Which chunks of a rank are at an end of the model. `leaf`: `has_leaf_input`."""
     return Ends(tuple(chunk.pre_process for chunk in chunks), tuple(chunk.post_process for chunk in chunks), leaf)
+
+
+def _references_leaf(job: TrainingJob) -> bool:
+    """Whether the output of a microbatch, which the schedule references, keeps such an input until the next microbatch."""
+    return has_leaf_input(job) and (job.parallel.pipeline > 1 or job.core.keeps_previous_output)
 
 
 def has_leaf_input(job: TrainingJob) -> bool:

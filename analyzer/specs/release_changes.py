@@ -80,6 +80,10 @@ class CoreBehavior(Behavior):
     glu_offset: bool = _during(since="0.15")
     """An offset is added to the linear half of an unfused gated activation, even if it is 0 (transformer/mlp.py)."""
 
+    keeps_previous_output: bool = _during(until="0.18")
+    """Without a pipeline, the schedule references the output of a microbatch until that of the next one replaces it
+    (`forward_backward_no_pipelining`, pipeline_parallel/schedules.py)."""
+
     # experts
     router_in_te: bool = _during(since="0.13")
     """Routers multiply with `te_general_gemm` (extensions/transformer_engine.py)."""

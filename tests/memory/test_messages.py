@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from analyzer.memory.messages import MessageTensors
-from analyzer.memory.order import ends_of, has_leaf_input
+from analyzer.memory.order import ends_of, has_leaf_input, iteration_of
 from analyzer.memory.ranks import rank_classes_of_tensors
 from analyzer.passes.stages import stage_models
 from analyzer.program.schedule.iteration import Iteration, Moment
@@ -135,3 +135,15 @@ def test_the_output_of_a_frozen_embedding_that_gets_a_gradient_is_referenced_as_
     found = {(each.step.kind, each.step.microbatch): tensors.bytes(each.held) for each in ran}
     assert found["forward", 5] == forward * HIDDEN
     assert found["backward", 5] == 0
+
+
+@pytest.mark.parametrize(("megatron", "references"), [("0.17.1", True), ("0.18.2", False)])
+def test_from_0_18_on_a_schedule_without_a_pipeline_drops_the_output_of_each_microbatch(megatron: str, references: bool) -> None:
+    """`del output_tensor` in `forward_backward_no_pipelining`. With a pipeline the output is referenced as before."""
+    for pipeline, expected in ((1, references), (2, True)):
+        line = f"--pipeline-model-parallel-size {pipeline} --global-batch-size 16"
+        job = replace(job_of(line), megatron=megatron)
+        adapters = AdapterSpec(rank=8, targets=DEFAULT_TARGETS, layers="transformer_engine")
+        job = replace(job, model=replace(job.model, adapters=adapters))
+        made = iteration_of(job, 0, 2, stage_models(job)[0].chunks)
+        assert made.ends.leaf is expected
