@@ -96,7 +96,8 @@ VARIANTS = [
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --overlap-moe-expert-parallel-comm "
     "--moe-token-dispatcher-type alltoall",
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --moe-token-dispatcher-type flex "
-    "--moe-expert-rank-capacity-factor 1.5 --moe-paged-stash",
+    "--moe-expert-rank-capacity-factor 1.5 --moe-paged-stash --swiglu --fp8-format e4m3 --fp8-recipe mxfp8 "
+    "--moe-mlp-glu-interleave-size 32",
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --moe-token-dispatcher-type flex",
     "--fp4-format e2m1",
     "--heterogeneous-layers-config-path config.json",

@@ -42,7 +42,8 @@ _MODELLED: Final = """
     moe_aux_loss_coeff
     moe_deepep_num_sms moe_enable_deepep moe_flex_dispatcher_backend moe_flex_dispatcher_num_sms
     moe_expert_capacity_factor moe_ffn_hidden_size moe_grouped_gemm moe_latent_size moe_layer_freq
-    moe_expert_rank_capacity_factor moe_paged_stash moe_paged_stash_buffer_size_factor_cuda
+    moe_expert_rank_capacity_factor moe_mlp_glu_interleave_size
+    moe_paged_stash moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda
     moe_layer_recompute moe_pad_expert_input_to_capacity moe_permute_fusion moe_router_dtype
     moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
     moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_router_pre_softmax moe_router_score_function
@@ -170,7 +171,7 @@ _REASONS: Final[dict[str, str]] = {
     "for offloading, which is refused, and for its memory of the host": """
         activation_offload_fraction cpu_offloading_retain_pinned_cpu_buffers delay_offload_until_cuda_graph
         delta_offload_bytes_across_pp_ranks fine_grained_offloading_max_inflight_offloads
-        moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_page_size
+        moe_paged_stash_page_size
     """,
     "for models other than GPT, which are refused": """
         bert_load biencoder_projection_dim biencoder_shared_query_context_model block_data_path
@@ -218,7 +219,7 @@ _REASONS: Final[dict[str, str]] = {
     """,
     "values used inside a kernel": """
         apply_layernorm_1p disable_bf16_reduced_precision_matmul flash_attention_version glu_linear_offset layernorm_epsilon
-        layernorm_zero_centered_gamma moe_mlp_glu_interleave_size moe_shared_expert_glu_interleave_size mscale
+        layernorm_zero_centered_gamma moe_shared_expert_glu_interleave_size mscale
         mscale_all_dim no_persist_layer_norm norm_epsilon rope_scaling_factor rotary_base rotary_scaling_factor
         rotary_seq_len_interpolation_factor use_rope_scaling yarn_beta_fast yarn_beta_slow
         yarn_correction_range_round_to_int yarn_original_max_position_embeddings

@@ -7,6 +7,7 @@ core 0.16.1 unless a comment names another release. Rules about sizes that must 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
@@ -66,6 +67,14 @@ def number(arguments: Arguments, dest: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(option(arguments, dest), f"{value!r} is not a number", "give a number")
     return float(value)
+
+
+def finite(arguments: Arguments, dest: str, default: float) -> float:
+    """A number other than infinity and NaN; `default` if it is not set. Raises InputError for anything else."""
+    value = number(arguments, dest, default)
+    if not isfinite(value):
+        raise InputError(option(arguments, dest), f"{value} is not a finite number", "give a finite number")
+    return value
 
 
 def share(arguments: Arguments, dest: str, default: float, *, zero: bool) -> float:

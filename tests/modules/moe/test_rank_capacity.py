@@ -8,13 +8,16 @@ the pages hold 1.2 times the mean.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import analyzer
-from analyzer.errors import UnsupportedError
+from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.build import build
+from analyzer.launch.launchers.world import World
 from analyzer.memory.workspaces import workspaces
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.experts import beside_pages_bytes, experts
@@ -26,7 +29,7 @@ from analyzer.specs import TrainingJob
 from analyzer.time.work.context import work_context
 from analyzer.time.work.kernels import Work
 from analyzer.time.work.of_module import work_of
-from tests.job_of import BLACKWELL, job_of
+from tests.job_of import BASE, BLACKWELL, arguments_of, job_of
 
 TOKENS = 2048
 TOPK = 2
@@ -39,7 +42,7 @@ EXPERTS = (
     "--fp8-format e4m3 --fp8-recipe mxfp8"
 )
 LIMITED = "--moe-expert-rank-capacity-factor 1.5"
-PAGED = f"{LIMITED} --moe-paged-stash --moe-paged-stash-buffer-size-factor-cuda 1.2"
+PAGED = f"{LIMITED} --moe-paged-stash --moe-paged-stash-buffer-size-factor-cuda 1.2 --moe-mlp-glu-interleave-size 32"
 
 
 def moe(rest: str) -> TrainingJob:
@@ -120,6 +123,34 @@ def test_peak_and_what_is_not_timed() -> None:
     assert "copies of expert tensors to pages and back, which are assumed to be hidden" in paged.time.not_counted
 
 
-def test_fewer_rows_than_the_mean_are_not_modelled() -> None:
-    with pytest.raises(UnsupportedError, match="fewer rows than the mean"):
-        moe("--moe-expert-rank-capacity-factor 0.9")
+@pytest.mark.parametrize(
+    ("rest", "fault"),
+    [
+        ("--moe-expert-rank-capacity-factor 0.9", "fewer rows than the mean"),
+        (PAGED.replace(" --moe-mlp-glu-interleave-size 32", ""), "pages are not modelled without --moe-mlp-glu-interleave-size"),
+        (f"{PAGED} --fp8-recipe tensorwise", "pages are not modelled without MXFP8"),
+        (f"{PAGED} --recompute-granularity selective --recompute-modules moe_act", "with recomputed experts"),
+        (f"{PAGED} --moe-paged-stash-buffer-size-factor-cuda 0.5", "nothing on the host holds the others"),
+    ],
+)
+def test_not_modelled(rest: str, fault: str) -> None:
+    with pytest.raises(UnsupportedError, match=fault):
+        moe(rest)
+
+
+@pytest.mark.parametrize("factor", ["nan", "inf"])
+def test_factors_are_finite(factor: str) -> None:
+    for line in (f"--moe-expert-rank-capacity-factor {factor}", f"{PAGED} --moe-paged-stash-buffer-size-factor-cuda {factor}"):
+        with pytest.raises(InputError, match="is not a finite number"):
+            moe(line)
+
+
+def test_more_tokens_than_rows_are_refused() -> None:
+    arguments = arguments_of(f"{BASE} {EXPERTS} {LIMITED}", release="0.18.2")
+    with pytest.raises(InputError, match="more than the rows"):
+        build(arguments, World(1, 8), environ={}, gpu=BLACKWELL, folder=Path("/nowhere"), moe_imbalance=2)
+
+
+def test_pages_on_the_host_hold_what_those_on_the_gpu_do_not() -> None:
+    half = "--moe-paged-stash-buffer-size-factor-cuda 0.5 --moe-paged-stash-buffer-size-factor-cpu 1"
+    assert saved(of_experts(moe(f"{PAGED} {half}")))["fc1 output, in pages"] == (TOKENS * TOPK // 2, 2 * FFN)

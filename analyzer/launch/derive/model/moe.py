@@ -7,14 +7,14 @@ are checked by `analyzer.specs.rules.model`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.launch.derive.model.experts import IMBALANCE
 from analyzer.launch.derive.model.flex import flex_spec
 from analyzer.launch.derive.model.hybrid import is_hybrid, layers_with_experts
 from analyzer.launch.derive.model.router import read_router
-from analyzer.launch.derive.reading import number, option, positive, since, switched_on, text
+from analyzer.launch.derive.reading import finite, option, positive, since, switched_on, text
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec
 from analyzer.specs.moe import AUXILIARY_LOSSES
 from analyzer.specs.release_changes import core_behavior
@@ -22,6 +22,10 @@ from analyzer.specs.release_changes import core_behavior
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.launch_input import LaunchInput
+
+_CAPACITY: Final = "moe_expert_rank_capacity_factor"
+_PAGE_FACTORS: Final = {"moe_paged_stash_buffer_size_factor_cuda": 1.1, "moe_paged_stash_buffer_size_factor_cpu": 0.0}
+"""Rows of the pages on the GPU and on the host: the option, and its default."""
 
 
 def moe_spec(
@@ -67,8 +71,8 @@ def moe_spec(
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
         latent_size=positive(arguments, "moe_latent_size"),
-        rank_capacity=_rank_capacity(arguments),
-        page_factor=_page_factor(arguments),
+        rank_capacity=None if pad else _rank_capacity(arguments),
+        page_factor=_page_factor(launch, pad=pad),
         imbalance=imbalance,
         **router,
     )
@@ -92,6 +96,7 @@ def _check_together(
     if moe.grouped_gemm:
         _check_grouped(arguments, model=model, moe=moe, precision=precision, gpu=gpu)
     _check_imbalance(moe, expert=expert)
+    _check_allocated_rows(moe)
 
 
 def _layers(arguments: Arguments, *, num_layers: int) -> tuple[bool, ...]:
@@ -131,7 +136,7 @@ def _capacity(arguments: Arguments, *, balancing: tuple[str, ...]) -> tuple[floa
     """Capacity of an expert as a multiple of the mean, None without limit; and whether its input is padded to that."""
     named = option(arguments, "moe_expert_capacity_factor")
     pad = switched_on(arguments, "moe_pad_expert_input_to_capacity")
-    factor: float | None = number(arguments, "moe_expert_capacity_factor", -1.0)
+    factor: float | None = finite(arguments, "moe_expert_capacity_factor", -1.0)
     if arguments.get("moe_expert_capacity_factor") is not None:
         wrong = next((each for each in balancing if each not in (*AUXILIARY_LOSSES, "none")), None)
         if wrong is not None:
@@ -153,20 +158,42 @@ def _capacity(arguments: Arguments, *, balancing: tuple[str, ...]) -> tuple[floa
 
 def _rank_capacity(arguments: Arguments) -> float | None:
     """Rows that are allocated for the experts of a rank, relative to their mean number. Checks are in `launch.checks`."""
-    if arguments.get("moe_expert_rank_capacity_factor") is None:
+    if arguments.get(_CAPACITY) is None:
         return None
-    factor = number(arguments, "moe_expert_rank_capacity_factor", 1.0)
+    factor = finite(arguments, _CAPACITY, 1.0)
     if factor < 1:
         fault = f"{factor:g} allocates fewer rows than the mean, so that tokens are dropped in each step"
-        raise UnsupportedError(option(arguments, "moe_expert_rank_capacity_factor"), fault, "use 1.5, for example")
+        raise UnsupportedError(option(arguments, _CAPACITY), fault, "use 1.5, for example")
     return factor
 
 
-def _page_factor(arguments: Arguments) -> float | None:
-    """Rows of the pages, relative to the mean number: a negative factor is for the largest number of a step."""
-    if not switched_on(arguments, "moe_paged_stash") or arguments.get("moe_expert_rank_capacity_factor") is None:
+def _page_factor(launch: LaunchInput, *, pad: bool) -> float | None:
+    """Rows of the pages on the GPU, relative to the mean number: a negative factor is for the largest number of a step.
+
+    Only the fused kernels of Transformer Engine mark what they save for pages (`mark_grouped_tensor` in
+    pytorch/ops/fused/grouped_mlp.py, 2.17). They read MXFP8, and a gate whose halves are interleaved.
+    """
+    arguments = launch.arguments
+    if not switched_on(arguments, "moe_paged_stash") or arguments.get(_CAPACITY) is None:
         return None
-    return abs(number(arguments, "moe_paged_stash_buffer_size_factor_cuda", 1.1))
+    asked = arguments.get("recompute_modules")
+    recomputed = {"moe", "moe_act"} & set(asked if isinstance(asked, list | tuple) else ())
+    gated = switched_on(arguments, "swiglu") or switched_on(arguments, "quick_geglu")
+    not_modelled = {
+        "without MXFP8": arguments.get("fp8") is None or text(arguments, "fp8_recipe", "delayed") != "mxfp8",
+        "without --moe-mlp-glu-interleave-size": gated and arguments.get("moe_mlp_glu_interleave_size") is None,
+        "with recomputed experts": arguments.get("recompute_granularity") == "full" or bool(recomputed),
+        "with adapters": launch.arguments.tuning.adapter is not None,
+        "with inputs that are padded to a capacity": pad,
+    }
+    where = next((each for each, applies in not_modelled.items() if applies), None)
+    if where is not None:
+        raise UnsupportedError(option(arguments, "moe_paged_stash"), f"pages are not modelled {where}", "leave it out")
+    factors = [abs(finite(arguments, dest, default)) for dest, default in _PAGE_FACTORS.items()]
+    if sum(factors) < 1:
+        fault = f"{factors[0]:g} holds fewer rows than the mean, and nothing on the host holds the others"
+        raise UnsupportedError(option(arguments, "moe_paged_stash_buffer_size_factor_cuda"), fault, "use 1.1, for example")
+    return factors[0]
 
 
 def _check_capacity(arguments: Arguments, moe: MoeSpec) -> None:
@@ -242,6 +269,12 @@ def _check_grouped(arguments: Arguments, *, model: ModelSpec, moe: MoeSpec, prec
         raise InputError(named, "experts in two fused weights have no --moe-latent-size", "leave one of the two out")
     if model.activation == "quick_geglu":
         raise InputError(named, "experts in two fused weights do not support --quick-geglu", "leave one of the two out")
+
+
+def _check_allocated_rows(moe: MoeSpec) -> None:
+    if moe.rank_capacity is not None and moe.imbalance > moe.rank_capacity:
+        fault = f"{moe.imbalance:g} times the mean number of tokens are more than the rows for {moe.rank_capacity:g} times the mean"
+        raise InputError(IMBALANCE, fault, "use less, or leave out --moe-expert-rank-capacity-factor")
 
 
 def _check_imbalance(moe: MoeSpec, *, expert: int) -> None:
