@@ -64,7 +64,7 @@ class MoeSpec:
     latent_size: int | None = None
     rank_capacity: float | None = None
     """Rows that the flex dispatcher allocates for the experts of a rank, relative to their mean number
-    (`--moe-expert-rank-capacity-factor`); None for as many as arrive."""
+    (`--moe-expert-rank-capacity-factor`); None: as many as arrive are allocated."""
     page_factor: float | None = None
     """Rows of the pages to which the experts copy what they save (`--moe-paged-stash`), relative to their mean number; None
     without pages."""

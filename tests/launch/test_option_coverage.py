@@ -97,7 +97,7 @@ VARIANTS = [
     "--moe-token-dispatcher-type alltoall",
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --moe-token-dispatcher-type flex "
     "--moe-expert-rank-capacity-factor 1.5 --moe-paged-stash --swiglu --fp8-format e4m3 --fp8-recipe mxfp8 "
-    "--moe-mlp-glu-interleave-size 32",
+    "--moe-mlp-glu-interleave-size 32 --moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32",
     "--num-experts 8 --expert-model-parallel-size 2 --disable-bias-linear --moe-token-dispatcher-type flex",
     "--fp4-format e2m1",
     "--heterogeneous-layers-config-path config.json",

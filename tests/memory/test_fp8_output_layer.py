@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from analyzer.errors import InputError
 from analyzer.memory.workspaces import workspaces
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module
@@ -66,3 +69,22 @@ def test_its_gemms_have_the_speed_of_fp8() -> None:
         gemms = [each for each in (*work.forward, *work.backward) if isinstance(each, Gemm)]
         assert {each.precision for each in gemms} == {precision}
         assert len(gemms) == len(("forward", "data gradient", "weight gradient"))
+
+
+def test_tied_embeddings_need_a_pipeline() -> None:
+    """The last of several stages has a weight of its own (`skip_weight_param_allocation` of `GPTModel`)."""
+    tied = "--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-output-proj"
+    assert job_of(f"{tied} --pipeline-model-parallel-size 2", release="0.18.2", gpu=BLACKWELL).precision.fp8 == job().precision.fp8
+    with pytest.raises(InputError, match="needs a weight of its own"):
+        job_of(tied, release="0.18.2", gpu=BLACKWELL)
+
+
+def test_rows_of_the_vocabulary_are_whole_blocks() -> None:
+    with pytest.raises(InputError, match="needs a multiple of 32 rows of the vocabulary on each rank, not 32001"):
+        job("--fp8-output-proj --vocab-size 32001 --make-vocab-size-divisible-by 1")
+
+
+def test_hybrid_models_have_no_such_layer() -> None:
+    """Only `GPTModel` builds `TELMHeadColumnParallelLinear`."""
+    pattern = "--num-layers 4 --hybrid-layer-pattern M*-M --mamba-num-heads 32 --mamba-head-dim 64"
+    assert job(f"{pattern} --fp8-output-proj").precision == job(pattern).precision

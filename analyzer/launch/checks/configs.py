@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from analyzer.launch.checks.graph_options import graph_violations
 from analyzer.launch.checks.moe_options import moe_violations, overlap_violations
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.launch_input import LaunchInput
     from analyzer.specs import TrainingJob
+
+_MXFP8_BLOCK: Final = 32
+"""Elements with one scale in MXFP8."""
 
 
 def config_violations(launch: LaunchInput, job: TrainingJob) -> Iterator[Violation]:
@@ -103,7 +106,13 @@ def _quantized_output_layer(arguments: Arguments, job: TrainingJob) -> Iterator[
         yield Violation(named, "FP8 is not on", "add --fp8-format e4m3 --fp8-recipe mxfp8, or leave it out")
     elif fp8.recipe != "mxfp8":
         yield Violation(named, f"needs the recipe mxfp8, not {fp8.recipe}", "add --fp8-recipe mxfp8, or leave it out")
-    if job.model.tied_embeddings:
+    if fp8 is None or not fp8.output_layer:
+        return
+    if job.model.tied_embeddings and job.parallel.pipeline == 1:  # the last of several stages has a copy of the weight
         yield Violation(named, "needs a weight of its own", "add --untie-embeddings-and-output-weights, or leave it out")
     if job.flags.defer_embedding_wgrad:
         yield Violation(named, "cannot be used with --defer-embedding-wgrad-compute", "keep one of the two")
+    columns = job.model.padded_vocab_size // job.parallel.tensor
+    if columns % _MXFP8_BLOCK:  # `MXFP8Quantizer.is_quantizable`
+        fault = f"needs a multiple of {_MXFP8_BLOCK} rows of the vocabulary on each rank, not {columns}"
+        yield Violation(named, fault, "use --make-vocab-size-divisible-by 128, or leave it out")

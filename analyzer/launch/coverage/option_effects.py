@@ -171,6 +171,8 @@ _REASONS: Final[dict[str, str]] = {
     "for offloading, which is refused, and for its memory of the host": """
         activation_offload_fraction cpu_offloading_retain_pinned_cpu_buffers delay_offload_until_cuda_graph
         delta_offload_bytes_across_pp_ranks fine_grained_offloading_max_inflight_offloads
+    """,
+    "size of a page, to which the number of rows of the pages is rounded": """
         moe_paged_stash_page_size
     """,
     "for models other than GPT, which are refused": """

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.derive.model.hybrid import is_hybrid
 from analyzer.launch.derive.reading import integer, option, positive, since, switched_on, text
 from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, ModelSpec, OptimizerSpec, ParallelSpec, TrainingJob
 
@@ -70,6 +71,9 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
         launch.warn(f"{named}: userbuffers of Transformer Engine 2.11 gather 16 bit and FP8 only. It is analyzed as given.")
     launch.warn(*_untrained_mtp(arguments))
     launch.assume(*_assumptions(arguments, recipe=recipe, gpu=gpu))
+    output_layer = switched_on(arguments, "fp8_output_proj")
+    if output_layer and is_hybrid(arguments):  # only `GPTModel` builds `TELMHeadColumnParallelLinear`
+        launch.assume("--fp8-output-proj has no effect: the output layer of a hybrid model is in 16 bit.")
     return Fp8Spec(
         format=cast(Literal["e4m3", "hybrid", "e2m1"], str(written)),
         recipe=recipe,
@@ -77,7 +81,7 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
         layers_at_start_in_16_bit=start,
         layers_at_end_in_16_bit=end,
         amax_history_len=positive(arguments, "fp8_amax_history_len") or 1,
-        output_layer=switched_on(arguments, "fp8_output_proj"),
+        output_layer=output_layer and not is_hybrid(arguments),
     )
 
 

@@ -138,6 +138,7 @@ def experts(shapes: ExpertShapes, *, dispatched: tuple[Tensor, ...]) -> Module:
     routing = sizes.routing
     fc2 = _fc2(sizes)
     activation = _activation(sizes, saved_after=fc2.saved)
+    in_pages = routing.moe.page_factor is not None and shapes.fp8 is not None  # only fused kernels copy, and they read MXFP8
     children = (_fc1(sizes, saved_after=(*activation.saved, *fc2.saved)), activation, fc2)
     return Module(
         name="experts",
@@ -145,7 +146,7 @@ def experts(shapes: ExpertShapes, *, dispatched: tuple[Tensor, ...]) -> Module:
         forward_workspace=(*dispatched, *shared_output(routing)),
         # sequential experts read views of one gradient of all experts
         backward_workspace=(replace(sizes.output_gradient, name=ROW_GRADIENTS),) if routing.runs_sequentially else (),
-        children=children if routing.moe.page_factor is None else tuple(_in_pages(routing, each) for each in children),
+        children=tuple(_in_pages(routing, each) for each in children) if in_pages else children,
         source=_source(routing),
     )
 

@@ -77,6 +77,12 @@ def _moe(model: ModelSpec, moe: MoeSpec, parallel: ParallelSpec) -> Iterator[Vio
             f"{moe.num_experts} experts cannot be distributed over {parallel.expert} ranks",
             f"use a multiple of {parallel.expert}",
         )
+    if moe.rank_capacity is not None and parallel.expert_tensor > 1:  # it is relative to the tokens before they are gathered
+        yield Violation(
+            ("moe_expert_rank_capacity_factor",),
+            "is not modelled with expert tensor parallelism",
+            "add --expert-tensor-parallel-size 1, or leave it out",
+        )
     if moe.ffn_hidden_size % parallel.expert_tensor:
         yield Violation(
             ("moe_ffn_hidden_size",),

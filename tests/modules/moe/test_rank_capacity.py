@@ -130,6 +130,7 @@ def test_peak_and_what_is_not_timed() -> None:
         (PAGED.replace(" --moe-mlp-glu-interleave-size 32", ""), "pages are not modelled without --moe-mlp-glu-interleave-size"),
         (f"{PAGED} --fp8-recipe tensorwise", "pages are not modelled without MXFP8"),
         (f"{PAGED} --recompute-granularity selective --recompute-modules moe_act", "with recomputed experts"),
+        (f"{PAGED} --moe-token-dispatcher-type alltoall", "pages are not modelled without HybridEP"),
         (f"{PAGED} --moe-paged-stash-buffer-size-factor-cuda 0.5", "nothing on the host holds the others"),
     ],
 )
@@ -154,3 +155,19 @@ def test_more_tokens_than_rows_are_refused() -> None:
 def test_pages_on_the_host_hold_what_those_on_the_gpu_do_not() -> None:
     half = "--moe-paged-stash-buffer-size-factor-cuda 0.5 --moe-paged-stash-buffer-size-factor-cpu 1"
     assert saved(of_experts(moe(f"{PAGED} {half}")))["fc1 output, in pages"] == (TOKENS * TOPK // 2, 2 * FFN)
+
+
+def test_layers_in_16_bit_have_no_pages() -> None:
+    """The fused kernels of Transformer Engine, which mark what is copied to pages, do not run in 16 bit."""
+    shapes = shapes_of(moe(PAGED)).in_16_bit
+    assert not any("in pages" in name for name in saved(experts(shapes, dispatched=())))
+
+
+def test_other_dispatchers_allocate_the_rows_that_arrive() -> None:
+    assert moe(f"{LIMITED} --moe-token-dispatcher-type alltoall").model.moe == moe("--moe-token-dispatcher-type alltoall").model.moe
+
+
+def test_expert_tensor_parallelism_is_refused() -> None:
+    """The rows are a multiple of the tokens of one rank (`setup_metadata`), and those of all of its group arrive."""
+    with pytest.raises(InputError, match="moe-expert-rank-capacity-factor: is not modelled with expert tensor parallelism"):
+        moe(f"{LIMITED} --tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 2")

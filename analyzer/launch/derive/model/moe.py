@@ -52,6 +52,8 @@ def moe_spec(
     capacity_factor, pad = _capacity(arguments, balancing=router["load_balancing"])
     shared = _shared(arguments, dispatcher=dispatcher, bias=model.bias_linear)
     grouped = switched_on(arguments, "moe_grouped_gemm") or is_hybrid(arguments)
+    flex = flex_spec(launch, model=model, parallel=parallel, num_experts=num_experts, padded=pad) if dispatcher == "flex" else None
+    limited = flex is not None and flex.backend == "hybridep"
     moe = MoeSpec(
         num_experts=num_experts,
         ffn_hidden_size=positive(arguments, "moe_ffn_hidden_size") or model.ffn_hidden_size,
@@ -62,17 +64,15 @@ def moe_spec(
         grouped_gemm=grouped,
         legacy_grouped_gemm=grouped and (model.implementation == "local" or switched_on(arguments, "moe_use_legacy_grouped_gemm")),
         dispatcher=dispatcher,
-        flex=flex_spec(launch, model=model, parallel=parallel, num_experts=num_experts, padded=pad)
-        if dispatcher == "flex"
-        else None,
+        flex=flex,
         permute_fusion=switched_on(arguments, "moe_permute_fusion"),
         adds_by_index=switched_on(arguments, "deterministic_mode") and core_behavior(arguments.release).adds_by_index,
         sorts_positions=core_behavior(arguments.release).sorts_positions,
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
         latent_size=positive(arguments, "moe_latent_size"),
-        rank_capacity=None if pad else _rank_capacity(arguments),
-        page_factor=_page_factor(launch, pad=pad),
+        rank_capacity=None if pad else _rank_capacity(launch, limited=limited),
+        page_factor=_page_factor(launch, pad=pad, limited=limited),
         imbalance=imbalance,
         **router,
     )
@@ -156,9 +156,16 @@ def _capacity(arguments: Arguments, *, balancing: tuple[str, ...]) -> tuple[floa
     return factor, pad
 
 
-def _rank_capacity(arguments: Arguments) -> float | None:
-    """Rows that are allocated for the experts of a rank, relative to their mean number. Checks are in `launch.checks`."""
+def _rank_capacity(launch: LaunchInput, *, limited: bool) -> float | None:
+    """Rows that are allocated for the experts of a rank, relative to their mean number. Checks are in `launch.checks`.
+
+    `limited`: whether HybridEP dispatches. Other dispatchers allocate as many rows as arrive.
+    """
+    arguments = launch.arguments
     if arguments.get(_CAPACITY) is None:
+        return None
+    if not limited:
+        launch.assume(f"{option(arguments, _CAPACITY)} has no effect: tokens are not dispatched by HybridEP.")
         return None
     factor = finite(arguments, _CAPACITY, 1.0)
     if factor < 1:
@@ -167,9 +174,10 @@ def _rank_capacity(arguments: Arguments) -> float | None:
     return factor
 
 
-def _page_factor(launch: LaunchInput, *, pad: bool) -> float | None:
-    """Rows of the pages on the GPU, relative to the mean number: a negative factor is for the largest number of a step.
+def _page_factor(launch: LaunchInput, *, pad: bool, limited: bool) -> float | None:
+    """Rows of the pages on the GPU, relative to the mean number.
 
+    A negative factor is relative to the largest number of rows of a step, which is counted as the mean.
     Only the fused kernels of Transformer Engine mark what they save for pages (`mark_grouped_tensor` in
     pytorch/ops/fused/grouped_mlp.py, 2.17). They read MXFP8, and a gate whose halves are interleaved.
     """
@@ -180,6 +188,7 @@ def _page_factor(launch: LaunchInput, *, pad: bool) -> float | None:
     recomputed = {"moe", "moe_act"} & set(asked if isinstance(asked, list | tuple) else ())
     gated = switched_on(arguments, "swiglu") or switched_on(arguments, "quick_geglu")
     not_modelled = {
+        "without HybridEP": not limited,
         "without MXFP8": arguments.get("fp8") is None or text(arguments, "fp8_recipe", "delayed") != "mxfp8",
         "without --moe-mlp-glu-interleave-size": gated and arguments.get("moe_mlp_glu_interleave_size") is None,
         "with recomputed experts": arguments.get("recompute_granularity") == "full" or bool(recomputed),
@@ -310,7 +319,8 @@ def _routing_assumptions(moe: MoeSpec) -> tuple[str, ...]:
     if moe.page_factor is not None:
         notes.append(
             f"The experts copy what they save to pages for {moe.page_factor:g} times the mean number of rows "
-            "(--moe-paged-stash). What more tokens need is copied to pinned host memory if there is some, and is not counted."
+            "(--moe-paged-stash). What more tokens need is copied to pinned host memory if there is some, and is not counted. "
+            "Pages are counted for the microbatches in flight; Megatron keeps them between iterations too."
         )
     if moe.capacity_factor is not None:
         notes.append("No token is assumed to be dropped: if tokens exceed the capacity of an expert, the prediction is too high.")
