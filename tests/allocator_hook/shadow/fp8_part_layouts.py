@@ -8,10 +8,8 @@ _LLAMA: Final = (
     "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --group-query-attention "
     "--num-query-groups 4 --position-embedding-type rope --attention-dropout 0 --hidden-dropout 0"
 )
-_MXFP8: Final = (
-    "--bf16 --vocab-size 500 --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather "
-    "--reuse-grad-buf-for-mxfp8-param-ag --overlap-grad-reduce --overlap-param-gather"
-)
+_STORED: Final = "--fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag --overlap-grad-reduce --overlap-param-gather"
+_MXFP8: Final = f"--bf16 --vocab-size 500 --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8 {_STORED}"
 _LATENT: Final = (
     "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope "
     "--no-rope-fusion --attention-dropout 0 --hidden-dropout 0 --qk-layernorm --multi-latent-attention --q-lora-rank 192 "
@@ -35,7 +33,6 @@ FP8_ATTENTION: Final = {
 }
 
 _OUTPUT: Final = "--bf16 --info-gpu B200 --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-output-proj"
-_STORED: Final = "--fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag --overlap-grad-reduce --overlap-param-gather"
 
 FP8_OUTPUT: Final = {
     f"fp8 output layer, {name}": f"{_OUTPUT} {words}"
