@@ -64,10 +64,9 @@ def overlapped_points(job: TrainingJob, trees: Sequence[Module], messages: Itera
     """
     if not job.flags.overlap_moe_expert_parallel_comm:
         return {}
-    from analyzer.memory.overlapped.microbatches import overlapped_peaks
+    from analyzer.memory.overlapped.microbatches import GradientRules, overlapped_peaks
 
-    early, keeps_rows = job.flags.early_attention_backward, job.core.keeps_dispatched_gradients
-    return overlapped_peaks(trees, messages, early=early, keeps_rows=keeps_rows, deferred=deferred)
+    return overlapped_peaks(trees, messages, GradientRules.of(job), deferred=deferred)
 
 
 def offloaded_points(

@@ -7,7 +7,7 @@ import pytest
 from analyzer.errors import InputError
 from analyzer.memory.block_memory import block_memory, explained
 from analyzer.memory.chunk_memory import BACKWARD, FORWARD, chunk_memory
-from analyzer.memory.overlapped.microbatches import overlapped_peak
+from analyzer.memory.overlapped.microbatches import GradientRules, overlapped_peak
 from analyzer.memory.ranks import rank_classes, rank_classes_of_tensors
 from analyzer.modules.kinds import ModuleKind
 from analyzer.passes.stages import offload_trees_of, stage_models
@@ -134,10 +134,11 @@ def test_a_pipeline_has_one_more_warmup_forward(rank: int) -> None:
 
 def test_overlapped_microbatches_need_little_more_than_one_microbatch() -> None:
     """Layer by layer, the forward saves tensors while the backward of the other microbatch frees its own."""
-    [stage] = stage_models(job_of(COMBINED))
+    job = job_of(COMBINED)
+    [stage] = stage_models(job)
     [tree] = stage.trees
     single = chunk_memory(tree)
-    pair = overlapped_peak(tree, tree)
+    pair = overlapped_peak(tree, tree, GradientRules.of(job))
     assert max(single.peak(FORWARD), single.peak(BACKWARD)) <= pair.bytes
     assert pair.bytes < single.retained + single.peak(FORWARD)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.memory.overlapped.microbatches import overlapped_peak
+from analyzer.memory.overlapped.microbatches import GradientRules, overlapped_peak
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import Module
@@ -107,7 +107,7 @@ def test_delayed_weight_gradients_raise_the_peak() -> None:
 def test_early_backward_of_attention_does_not_raise_the_peak() -> None:
     """Tensors that attention saved are freed before the experts of the other microbatch run."""
     one = tree()
-    late, early = overlapped_peak(one, one), overlapped_peak(one, one, early=True)
+    late, early = (overlapped_peak(one, one, GradientRules(first, keeps_dispatched=True)) for first in (False, True))
     assert early.bytes <= late.bytes
     job = job_of(f"{MOE} --ep-overlap-early-attn-memory-release", release="0.16.1")
     assert job.flags.early_attention_backward
@@ -120,7 +120,9 @@ def test_before_0_18_the_dispatch_keeps_the_gradients_that_it_has_read() -> None
         "--linear-num-key-heads 8 --linear-num-value-heads 16 --linear-key-head-dim 64 --linear-value-head-dim 128"
     )
     one = rank_classes(job_of(f"{MOE} {net} --delay-wgrad-compute", release="0.18.2"))[0].trees[0]
-    kept, freed = (overlapped_peak(one, one, keeps_rows=keeps) for keeps in (True, False))
+    kept, freed = (
+        overlapped_peak(one, one, GradientRules(early_attention=False, keeps_dispatched=keeps)) for keeps in (True, False)
+    )
     assert kept.block.kind is ModuleKind.LAYER
     assert kept.bytes - freed.bytes == 2 * ROWS * H
 

@@ -93,6 +93,7 @@ def _overlapped(job: TrainingJob, trees: Sequence[Module], iteration: schedule.I
     if not job.flags.overlap_moe_expert_parallel_comm:
         return {}
     from analyzer.memory.allocator.overlapped_script import overlapped_script
+    from analyzer.memory.overlapped.microbatches import GradientRules
 
     known: dict[Pair, tuple[Part, ...]] = {}
     found = {}
@@ -100,8 +101,7 @@ def _overlapped(job: TrainingJob, trees: Sequence[Module], iteration: schedule.I
         pair = moment.pair
         if pair is not None:
             if pair not in known:
-                early, keeps_rows = job.flags.early_attention_backward, job.core.keeps_dispatched_gradients
-                known[pair] = overlapped_script(trees, pair, streams=_streams(job), early=early, keeps_rows=keeps_rows)
+                known[pair] = overlapped_script(trees, pair, GradientRules.of(job), streams=_streams(job))
             found[moment.number] = known[pair]
     return found
 

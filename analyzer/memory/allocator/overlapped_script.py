@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from analyzer.memory.allocator.script import Action, Streams, Writer, block_script, with_slot_offset
-from analyzer.memory.overlapped.microbatches import overlapped_instants
+from analyzer.memory.overlapped.microbatches import GradientRules, overlapped_instants
 from analyzer.memory.point import Point
 from analyzer.modules.tree import Module, Tensor
 from analyzer.program.chunks import chunk_program
@@ -36,8 +36,8 @@ Part = tuple[int, Sequence[Action], tuple[Tensor, ...]]
 """`FORWARD` or `BACKWARD` with requests of that microbatch, or `HELD` with the tensors that are held from here on."""
 
 
-def overlapped_script(trees: Sequence[Module], pair: Pair, *, streams: Streams, early: bool, keeps_rows: bool) -> tuple[Part, ...]:
-    """The requests of an overlapped step. `early` and `keeps_rows` as in `overlapped_peak`."""
+def overlapped_script(trees: Sequence[Module], pair: Pair, rules: GradientRules, *, streams: Streams) -> tuple[Part, ...]:
+    """The requests of an overlapped step."""
     sides = (
         _Side(trees[pair.forward].derived(_forward_slices, streams)),
         _Side(trees[pair.backward].derived(_backward_slices, streams)),
@@ -46,7 +46,7 @@ def overlapped_script(trees: Sequence[Module], pair: Pair, *, streams: Streams, 
     frame = {id(tensor) for tree in trees for tensor in tree.derived(_frame)}
     parts: list[Part] = []
     held: tuple[Tensor, ...] = ()
-    for point in overlapped_instants(trees, pair, early=early, keeps_rows=keeps_rows):
+    for point in overlapped_instants(trees, pair, rules):
         which = BACKWARD if point.instant.backward else FORWARD
         now = tuple(each for each in point.outside if each.bytes and id(each) not in frame)
         if now != held:

@@ -17,7 +17,7 @@ from analyzer.memory.chunk_memory import chunk_memory
 from analyzer.memory.graphs.kept import batch_bytes, captured_from_start, kept_tensors
 from analyzer.memory.iteration import PeakContext, peak_of_iteration
 from analyzer.memory.order import ends_of
-from analyzer.memory.overlapped.microbatches import overlapped_peaks
+from analyzer.memory.overlapped.microbatches import GradientRules, overlapped_peaks
 from analyzer.memory.peak import Peak
 from analyzer.memory.point import Point
 from analyzer.memory.workspaces import Workspace, workspaces_of
@@ -161,8 +161,7 @@ def _overlapped(job: TrainingJob, trees: Sequence[Module], messages: Iteration) 
     """The peaks of overlapped microbatches in `trees`, which are parts of the chunks (`PeakContext.overlapped`)."""
     if not any(step.paired for step in messages.order):
         return {}
-    early, keeps_rows = job.flags.early_attention_backward, job.core.keeps_dispatched_gradients
-    return overlapped_peaks(trees, messages, early=early, keeps_rows=keeps_rows)
+    return overlapped_peaks(trees, messages, GradientRules.of(job))
 
 
 def _plus(peak: Peak, base: int) -> Peak:

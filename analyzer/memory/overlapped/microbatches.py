@@ -26,6 +26,20 @@ from analyzer.specs import ActivationOffloadSpec, TrainingJob
 _LOOKUPS: Final = (ModuleKind.WORD_EMBEDDINGS, ModuleKind.POSITION_EMBEDDINGS)
 
 
+class GradientRules(NamedTuple):
+    """When an overlapped step computes and frees gradients."""
+
+    early_attention: bool
+    """The backward of attention runs before the experts of the other microbatch, not after them."""
+    keeps_dispatched: bool
+    """With delayed weight gradients, the dispatch keeps the gradients that it has read."""
+
+    @classmethod
+    def of(cls, job: TrainingJob) -> GradientRules:
+        """Those of the options and of the release."""
+        return cls(job.flags.early_attention_backward, job.core.keeps_dispatched_gradients)
+
+
 class _Chunk(NamedTuple):
     """The units of a chunk: all blocks before the layers, the layers, and all blocks after them."""
 
@@ -34,10 +48,8 @@ class _Chunk(NamedTuple):
     last: Unit
 
 
-def overlapped_peaks(
-    trees: Sequence[Module], messages: Iteration, *, early: bool, keeps_rows: bool, deferred: int = 0
-) -> dict[Pair, Point]:
-    """The peaks of the overlapped steps of an iteration. `trees`: one for each chunk. Others are as in `overlapped_peak`.
+def overlapped_peaks(trees: Sequence[Module], messages: Iteration, rules: GradientRules, *, deferred: int = 0) -> dict[Pair, Point]:
+    """The peaks of the overlapped steps of an iteration. `trees`: one for each chunk.
 
     `deferred`: bytes that the backward of each output layer keeps for its deferred weight gradient.
     """
@@ -47,7 +59,7 @@ def overlapped_peaks(
         pair = moment.pair
         if pair is not None and pair not in found:
             chunks = _Chunk(*units(trees[pair.forward])), _Chunk(*units(trees[pair.backward]))
-            step = _OverlappedStep(*chunks, pair, early=early, keeps_rows=keeps_rows, deferred=kept[pair.backward])
+            step = _OverlappedStep(*chunks, pair, rules, deferred=kept[pair.backward])
             found[pair] = _peak(step)
     return found
 
@@ -68,31 +80,28 @@ def offloaded_peaks(
         if pair is not None:
             other = messages.order[index + 1]
             both = StepGroups(groups, (step.microbatch, step.chunk), (other.microbatch, other.chunk))
-            early = job.flags.early_attention_backward
-            of_both, keeps_rows = (chunks[pair.forward], chunks[pair.backward]), job.core.keeps_dispatched_gradients
-            peaks[index] = _peak(_OverlappedStep(*of_both, pair, early=early, keeps_rows=keeps_rows, groups=both))
+            of_both = chunks[pair.forward], chunks[pair.backward]
+            peaks[index] = _peak(_OverlappedStep(*of_both, pair, GradientRules.of(job), groups=both))
         elif not moment.overlapped:
             before[index] = groups.bytes
             groups.run(step)
     return peaks, before
 
 
-def overlapped_peak(forward: Module, backward: Module, *, early: bool = False, keeps_rows: bool = True) -> Point:
+def overlapped_peak(forward: Module, backward: Module, rules: GradientRules) -> Point:
     """The peak of the forward of one microbatch overlapped with the backward of another one.
 
-    `forward` and `backward` are the trees of their chunks. The bytes of the result include both microbatches. `early`: the
-    backward of attention runs before the experts of the other microbatch, not after them. `keeps_rows`: with delayed weight
-    gradients the dispatch keeps the gradients that it has read (`CoreBehavior.keeps_dispatched_gradients`).
+    `forward` and `backward` are the trees of their chunks. The bytes of the result include both microbatches.
     """
     pair = Pair(0, 0 if forward is backward else 1, newest=True, ahead=0)
     chunks = _Chunk(*units(forward)), _Chunk(*units(backward))
-    return _peak(_OverlappedStep(*chunks, pair, early=early, keeps_rows=keeps_rows))
+    return _peak(_OverlappedStep(*chunks, pair, rules))
 
 
-def overlapped_instants(trees: Sequence[Module], pair: Pair, *, early: bool, keeps_rows: bool) -> Iterator[Point]:
+def overlapped_instants(trees: Sequence[Module], pair: Pair, rules: GradientRules) -> Iterator[Point]:
     """The instants of an overlapped step in order. The arguments are those of `overlapped_peaks`."""
     chunks = _Chunk(*units(trees[pair.forward])), _Chunk(*units(trees[pair.backward]))
-    return _OverlappedStep(*chunks, pair, early=early, keeps_rows=keeps_rows).instants()
+    return _OverlappedStep(*chunks, pair, rules).instants()
 
 
 def _peak(step: _OverlappedStep) -> Point:
@@ -114,16 +123,14 @@ class _OverlappedStep:
         forward: _Chunk,
         backward: _Chunk,
         pair: Pair,
+        rules: GradientRules,
         *,
-        early: bool,
-        keeps_rows: bool,
         groups: StepGroups | None = None,
         deferred: int = 0,
     ) -> None:
         self._forward = forward
         self._backward = backward
-        self._early = early
-        self._keeps_rows = keeps_rows
+        self._rules = rules
         self._same = pair.forward == pair.backward
         self._newest = pair.newest
         self._ahead = pair.ahead
@@ -230,8 +237,8 @@ class _OverlappedStep:
             self._kept += operands
         yield from self._run_backward(backward.get(Node.DISPATCH, ()), None, (*received, *shared))
         self._free_before((Node.ATTENTION,), backward)
-        rows = exchanged if delayed and self._keeps_rows else ()
-        if self._early and other is not None:
+        rows = exchanged if delayed and self._rules.keeps_dispatched else ()
+        if self._rules.early_attention and other is not None:
             yield from self._attention_backward(other, backward, (*received, *rows))
             self._backward_saved = other.before
             pending = read = rows = ()
@@ -241,7 +248,7 @@ class _OverlappedStep:
         if one is not None:
             self._forward_saved = one.after
             self._output = one.input_gradient  # of the same size
-        if not self._early and other is not None:
+        if not self._rules.early_attention and other is not None:
             yield from self._attention_backward(other, backward, rows)
         if other is not None:
             self._end_backward(other)

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from analyzer.memory.overlapped.microbatches import overlapped_peak
+from analyzer.memory.overlapped.microbatches import GradientRules, overlapped_peak
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import STREAM, Module, Tensor
 from tests.job_of import job_of
+
+LATE = GradientRules(early_attention=False, keeps_dispatched=True)
 
 S, B, H, LAYERS = 1024, 1, 512, 4
 HIDDEN = 2 * S * B * H
@@ -69,7 +71,7 @@ def test_every_half_of_a_layer_runs_beside_what_the_other_microbatch_has_saved(p
     attn.forward, mlp.backward, mlp.forward, attn.backward; with `ep_overlap_early_attn_memory_release` the last two are swapped.
     """
     tree = chunk(LAYERS, peak_at)
-    peak = overlapped_peak(tree, tree, early=early)
+    peak = overlapped_peak(tree, tree, GradientRules(early, keeps_dispatched=True))
     assert peak.bytes == saved + W
     assert peak.path == f"decoder.layers.{peak_at.split()[0]}"
     assert peak.instant.backward == peak_at.endswith("backward")
@@ -85,7 +87,7 @@ def test_every_half_of_a_layer_runs_beside_what_the_other_microbatch_has_saved(p
 )
 def test_layers_without_a_partner_run_alone(forward: int, backward: int, peak_at: str, saved: int) -> None:
     """`TransformerModelChunkSchedulePlan.run`: min(forward layers, backward layers) pairs, then the rest of either."""
-    assert overlapped_peak(chunk(forward, peak_at), chunk(backward, peak_at)).bytes == saved + W
+    assert overlapped_peak(chunk(forward, peak_at), chunk(backward, peak_at), LATE).bytes == saved + W
 
 
 def test_the_backward_after_an_overlapped_forward_is_part_of_it() -> None:
@@ -132,4 +134,4 @@ def test_the_gradient_of_the_residual_stays_until_the_backward_of_attention(
     first input only. That of the residual stays in `layer_state.residual.grad` until attn.backward (`submodule_combine_forward`).
     """
     tree = moe_layer(peak_at)
-    assert overlapped_peak(tree, tree, early=early).bytes == saved + W + gradients * HIDDEN
+    assert overlapped_peak(tree, tree, GradientRules(early, keeps_dispatched=True)).bytes == saved + W + gradients * HIDDEN
