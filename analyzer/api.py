@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from analyzer.inference.results import InferenceReport
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.info_options import InfoOptions
+    from analyzer.launch.megatron_words import LayoutSettings
     from analyzer.layout_search.problem import Problem
     from analyzer.layout_search.result import SearchResult
     from analyzer.layout_search.search import Progress
@@ -59,6 +60,8 @@ class Launch:
     """The words of the launch."""
     framework: str | None = None
     """The framework that the launch is one of, by its module in `analyzer.frameworks`."""
+    settings: LayoutSettings | None = None
+    """Where the configuration of the framework has the layout."""
 
 
 def analyze(
@@ -298,6 +301,7 @@ def _read_words(prepared: Prepared, argv: Sequence[str], *, folder: Path, defaul
         folder=folder,
         command=tuple(argv),
         framework=prepared.framework,
+        settings=None if prepared.own is None else prepared.own.layout,
     )
 
 

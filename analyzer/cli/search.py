@@ -113,11 +113,11 @@ def _command(argv: Sequence[str], launch: Launch, options: Mapping[str, object])
     """The launch with changed options, by flag: with overrides of its framework, or as options of Megatron-LM."""
     from analyzer.layout_search.command_line import command_line, dests_of
 
-    if launch.framework is not None:
+    if launch.framework is not None or launch.arguments.fork is not None:
         from analyzer.frameworks.overrides import command
 
         dests = dests_of(launch.arguments)
-        found = command(launch.framework, argv, {dests.get(flag, flag): value for flag, value in options.items()})
+        found = command(launch, argv, {dests.get(flag, flag): value for flag, value in options.items()})
         if found is not None:
             return found
     return command_line(argv, launch.arguments, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from analyzer.launch.launchers.world import World
+from analyzer.launch.megatron_words import LayoutSettings
 
 
 class Batch(NamedTuple):
@@ -14,6 +15,8 @@ class Batch(NamedTuple):
     notes: list[str]
     longest_sample: int | None = None
     """Tokens of the longest sample of a packed microbatch."""
+    layout: LayoutSettings | None = None
+    """Where the layout is set."""
 
 
 def replicas_of(world: World, *sizes: int) -> int:

@@ -20,7 +20,7 @@ from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.yaml_files import Files, Tree, get, included, merge, normal, of_file, override, resolve, table
 from analyzer.launch.derive.model.variants import NEMO_RL
 from analyzer.launch.launchers.world import World
-from analyzer.launch.megatron_words import MegatronWords
+from analyzer.launch.megatron_words import LayoutSettings, MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.choose_release import LaterRelease
 from analyzer.specs.distillation import DistillationSpec, Divergence
@@ -69,6 +69,7 @@ _OF_ADAPTERS: Final = frozenset({
 })  # fmt: skip
 """Keys of peft that the adapters get (`LoRA` in models/megatron/setup.py)."""
 _OF_HYBRIDS: Final = LaterRelease("0.18.2", "HybridModelProvider, with which NeMo-RL builds hybrid models, needs core 0.18")
+_ENGINE: Final = "policy.megatron_cfg."
 _EXPERTS: Final = "moe_"
 """Keys that begin so have no effect without experts."""
 _OF_OPTIMIZER: Final = frozenset({
@@ -135,8 +136,8 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         raise InputError("policy.precision", f"{precision!r} is not known", f"use one of {', '.join(_DTYPES)}")
     found.words += _DTYPES[precision]
     world, about = _world(tree)
-    batch, notes, longest = _batch(policy, world, pairs=method in ("dpo", "rm"))
-    found.words += batch
+    batch = _batch(policy, world, pairs=method in ("dpo", "rm"))
+    found.words += batch.words
     found.words += _UNPADDED
     ignored = _READ | _NO_EFFECT
     values = {key: value for key, value in config.items() if key not in ignored and (model.experts or not key.startswith(_EXPERTS))}
@@ -155,13 +156,14 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         words=tuple(found.words),
         model=model.name,
         world=world,
-        notes=(f"The launch is one of NeMo-RL: {_what(method)} is analyzed.", *notes, *about),
+        notes=(f"The launch is one of NeMo-RL: {_what(method)} is analyzed.", *batch.notes, *about),
         statements=tuple(_statements(tree, found)),
         unknown=tuple(found.unknown),
         withheld=_withheld(method, found),
-        tuning=replace(_tuning(tree, method), vision=_vision(config), longest_sample=longest),
+        tuning=replace(_tuning(tree, method), vision=_vision(config), longest_sample=batch.longest_sample),
         parts=ModelParts(builder=NEMO_RL),
         release=_OF_HYBRIDS if model.letters else None,
+        layout=batch.layout,
     )
 
 
@@ -195,10 +197,13 @@ def _batch(policy: Tree, world: World, *, pairs: bool) -> Batch:
             tokens = _count(policy, f"{packing}.train_mb_tokens", length * micro)
             batch = packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas)
             longest = batch.longest_sample if packing == "sequence_packing" else None
-            return batch._replace(words=[*batch.words, _UNMASKED], longest_sample=longest)
+            layout = LayoutSettings(_ENGINE, microbatch=setting, value=tokens)
+            return batch._replace(words=[*batch.words, _UNMASKED], longest_sample=longest, layout=layout)
     note = f"Sequences are assumed to have {length} tokens, from policy.max_total_sequence_length."
     note += " A sample is two sequences." if pairs else ""
-    return Batch(["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note])
+    words = ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)]
+    layout = LayoutSettings(_ENGINE, microbatch="policy.train_micro_batch_size", value=_count(policy, "train_micro_batch_size"))
+    return Batch(words, [note], layout=layout)
 
 
 def _count(policy: Tree, key: str, default: int | None = None) -> int:

@@ -102,6 +102,11 @@ def _is_program(words: Sequence[str], position: int) -> bool:
     return words[position].endswith(".py") or position == 0 or words[position - 1] in _BEFORE_PROGRAM
 
 
+def words_of_launch(argv: Sequence[str]) -> list[str]:
+    """The words without --info options and their values."""
+    return _separated(argv)[1]
+
+
 def _separated(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The --info options with their values, and the other words."""
     info: list[str] = []

@@ -20,7 +20,7 @@ from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.recognize import YAML
 from analyzer.frameworks.yaml_files import Files, Tree, get, merge, normal, of_file, override, resolve, table
 from analyzer.launch.launchers.world import World
-from analyzer.launch.megatron_words import MegatronWords
+from analyzer.launch.megatron_words import LayoutSettings, MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.specs.fine_tuning import ALL_STATES, Adapter, Engine, FineTuning, ForwardPass, Objective, Phase
 from analyzer.specs.vision_part import VisionTraining
@@ -44,6 +44,9 @@ _FIXED: Final = ("--make-vocab-size-divisible-by", "1", "--no-create-attention-m
 _TOPK: Final = 64
 """Default of `logits_topk` (roll/pipeline/distill/distill_config.py)."""
 _SAMPLES: Final = "training_args.per_device_train_batch_size"
+_STEPS: Final = "training_args.gradient_accumulation_steps"
+_PACKED: Final = "sequence_packing_args.max_packed_sequence_length_train"
+_CONFIG: Final = "strategy_args.strategy_config"
 _MOST_GPUS: Final = 1_000_000
 _RANGE: Final = re.compile(r"list\(range\((?:(\d+)\s*,\s*)?(\d+)\)\)|(?:list\()?\[([\d\s,]*)\]\)?|\s*\+\s*")
 
@@ -103,7 +106,7 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
     worker = table(tree, role)
     key, path = _model_path(tree, worker, role)
     model = named_model(key, path, folder=folder)
-    config = table(worker, "strategy_args.strategy_config")
+    config = table(worker, _CONFIG)
     world = _world(worker, role)
     fields = Fields(load_catalogue().newest)
     found = Words([*model.defaults, *_FIXED])
@@ -119,18 +122,19 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
     found.words += _pipeline(config)
     reduced = is_true(config.get("accumulate_allreduce_grads_in_fp32"))
     found.words.append("--accumulate-allreduce-grads-in-fp32" if reduced else "--grad-reduce-in-bf16")
-    batch, notes, longest = _batch(tree, worker, role, config, world)
-    found.words += batch
+    batch = _batch(tree, worker, role, config, world)
+    found.words += batch.words
     tuning = _tuning(tree, role, worker)
     return MegatronWords(
         words=tuple(found.words),
         model=model.name,
         world=world,
-        notes=(f"The launch is one of ROLL: the update of {role} is analyzed.", *notes),
+        notes=(f"The launch is one of ROLL: the update of {role} is analyzed.", *batch.notes),
         statements=found.statements(),
         unknown=tuple(found.unknown),
         withheld=tuple(_withheld(found, tuning)),
-        tuning=replace(tuning, vision=_vision(worker, role), longest_sample=longest),
+        tuning=replace(tuning, vision=_vision(worker, role), longest_sample=batch.longest_sample),
+        layout=batch.layout,
     )
 
 
@@ -208,18 +212,39 @@ def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> B
         raise InputError("sequence_length", "is missing", "write sequence_length=4096, for example")
     micro = _count(worker, _SAMPLES, role)
     micro *= 2 if _is_preference(tree) else 1
-    steps = _count(worker, "training_args.gradient_accumulation_steps", role)
+    steps = _count(worker, _STEPS, role)
     tensor, pipeline, context = (natural(str(config.get(name))) or 1 for name in _MODEL_PARALLEL)
     replicas = replicas_of(world, tensor, pipeline, context)
     samples = micro * steps * replicas
     tokens, setting = _packing(worker, role, micro * length)
+    layout = _layout_settings(tree, role, samples=samples)
     if tokens:
+        if setting:
+            layout = layout._replace(microbatch=setting, value=tokens, per_step=layout.value)
         stages = pipeline if config.get("virtual_pipeline_model_parallel_size") else 1
-        batch = packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas, multiple=stages)
+        named = setting or f"{role}.use_sequence_packing"
+        batch = packed_batch(tokens, named, samples=samples, length=length, replicas=replicas, multiple=stages)._replace(
+            layout=layout
+        )
         padded = is_true(worker.get("use_dynamic_batching_in_train"))
         return batch._replace(longest_sample=None) if padded else batch
     note = f"Sequences are assumed to have {length} tokens, the longest of the configuration."
-    return Batch(["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note])
+    words = ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)]
+    return Batch(words, [note], layout=layout)
+
+
+def _layout_settings(tree: Tree, role: str, *, samples: int) -> LayoutSettings:
+    """Where the layout is set. `samples`: sequences of an iteration. A reference model with the same layout keeps it."""
+    worker, reference = table(tree, role), table(tree, "reference")
+    value = _count(worker, _SAMPLES, role)
+    return LayoutSettings(
+        engine=f"{role}.{_CONFIG}.",
+        mirrored=(f"reference.{_CONFIG}.",) if reference and _same_layout(reference, worker) else (),
+        microbatch=f"{role}.{_SAMPLES}",
+        value=value,
+        steps=f"{role}.{_STEPS}",
+        samples=samples // (2 if _is_preference(tree) else 1),
+    )
 
 
 def _count(worker: Tree, key: str, role: str) -> int:
@@ -232,15 +257,18 @@ def _count(worker: Tree, key: str, role: str) -> int:
 
 
 def _packing(worker: Tree, role: str, most: int) -> tuple[int, str]:
-    """Tokens of a packed microbatch, and the setting that gives them; 0 without packing. `most`: those of its longest sequences."""
+    """Tokens of a packed microbatch, 0 without packing, and the setting that gives them.
+
+    It is empty if these are the tokens of its longest sequences, `most`.
+    """
     if is_true(worker.get("use_dynamic_batching_in_train")):
         tokens = natural(str(worker.get("max_tokens_per_microbatch_in_train")))
         return tokens or most, f"{role}.max_tokens_per_microbatch_in_train"
     if not is_true(worker.get("use_sequence_packing")):
         return 0, ""
     balanced = get(worker, "sequence_packing_args.algorithm", "none") == "load_balance"
-    tokens = natural(str(get(worker, "sequence_packing_args.max_packed_sequence_length_train", ""))) if balanced else None
-    return tokens or most, f"{role}.use_sequence_packing"
+    tokens = natural(str(get(worker, f"{_PACKED}", ""))) if balanced else None
+    return (tokens, f"{role}.{_PACKED}") if tokens else (most, "")
 
 
 def _is_preference(tree: Mapping[str, Any]) -> bool:

@@ -23,13 +23,14 @@ from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.recognize import YAML
 from analyzer.frameworks.verl_settings import settings
 from analyzer.launch.launchers.world import World
-from analyzer.launch.megatron_words import MegatronWords
+from analyzer.launch.megatron_words import LayoutSettings, MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.specs.fine_tuning import Adapter, Engine, FineTuning, ForwardPass, OtherTraining, Phase, StatePart
 from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import MIB, natural, share_of
 
 _ACTOR: Final = "actor_rollout_ref.actor."
+_REFERENCE: Final = "actor_rollout_ref.ref.megatron."
 _SIZES: Final = {
     "tensor_model_parallel_size": "--tensor-model-parallel-size",
     "pipeline_model_parallel_size": "--pipeline-model-parallel-size",
@@ -135,14 +136,15 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
     model = named_model(f"{names.model}path", path, folder=folder)
     configured = _configured(settings, names)
     world = World(_count(settings, "trainer.nnodes", 1), _count(settings, "trainer.n_gpus_per_node", 8))
-    batch, notes, longest = _batch(settings, world) if names is _OF_ACTOR else _batch_of_tuning(settings, world)
+    batch = _batch(settings, world) if names is _OF_ACTOR else _batch_of_tuning(settings, world)
+    notes = batch.notes
     what = "its actor" if names is _OF_ACTOR else "supervised fine-tuning"
-    tuning = replace(_tuning(settings, names), vision=_vision(settings, names), longest_sample=longest)
+    tuning = replace(_tuning(settings, names), vision=_vision(settings, names), longest_sample=batch.longest_sample)
     if names is _OF_ACTOR and _has_critic(settings):
         critic, about = _critic(settings, folder, world)
         tuning, notes = replace(tuning, phases=(*tuning.phases, critic)), [*notes, *about]
     return MegatronWords(
-        words=_words(settings, names, model, (*configured.words, *batch)),
+        words=_words(settings, names, model, (*configured.words, *batch.words)),
         model=model.name,
         world=world,
         notes=(f"The launch is one of verl: the training of {what} is analyzed.", *notes),
@@ -150,6 +152,7 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
         unknown=tuple(configured.unknown),
         withheld=configured.withheld(),
         tuning=tuning,
+        layout=batch.layout,
     )
 
 
@@ -197,7 +200,7 @@ def _critic(settings: Mapping[str, str], folder: Path, world: World) -> tuple[Ph
     samples = _count(settings, "critic.ppo_mini_batch_size", _count(settings, f"{_ACTOR}ppo_mini_batch_size", 256))
     samples *= _count(settings, "actor_rollout_ref.rollout.n", 1)
     tokens = (_count(settings, setting, 32768), setting)
-    batch, notes, longest = _packed(settings, _OF_CRITIC.engine, world, tokens, (samples, _length(settings)))
+    batch = _packed(settings, _OF_CRITIC.engine, world, tokens, (samples, _length(settings)))
     configured = _configured(settings, _OF_CRITIC)
     found = FineTuning(
         objective="reinforcement",
@@ -206,15 +209,17 @@ def _critic(settings: Mapping[str, str], folder: Path, world: World) -> tuple[Ph
         head_outputs=1,
         value_head=True,
         vision=_vision(settings, _OF_CRITIC),
-        longest_sample=longest,
+        longest_sample=batch.longest_sample,
     )
     training = OtherTraining(
-        words=_words(settings, _OF_CRITIC, model, (*configured.words, *batch)), tuning=found, moved=_moved(settings, _OF_CRITIC)
+        words=_words(settings, _OF_CRITIC, model, (*configured.words, *batch.words)),
+        tuning=found,
+        moved=_moved(settings, _OF_CRITIC),
     )
     context = _count(settings, f"{_OF_CRITIC.engine}context_parallel_size", 1)
     work = ForwardPass(tokens=_count(settings, infer, 32768) * context, logit_bytes=0)
     phase = Phase(name="critic", model_name=model.name, on_host=_moved(settings, _OF_ACTOR), work=work, training=training)
-    return phase, [f"Of the critic: {each}" for each in (*notes, *(f"{each} is not counted." for each in configured.unknown))]
+    return phase, [f"Of the critic: {each}" for each in (*batch.notes, *(f"{each} is not counted." for each in configured.unknown))]
 
 
 def _moved(settings: Mapping[str, str], names: _Names) -> frozenset[StatePart]:
@@ -429,16 +434,18 @@ def _batch(settings: Mapping[str, str], world: World) -> Batch:
     if settings.get(f"{_ACTOR}use_dynamic_bsz") == "True":
         setting = f"{_ACTOR}ppo_max_token_len_per_gpu"
         return _packed(settings, f"{_ACTOR}megatron.", world, (_count(settings, setting, 16384), setting), (samples, length))
-    micro = _count(settings, f"{_ACTOR}ppo_micro_batch_size_per_gpu", 1)
+    setting = f"{_ACTOR}ppo_micro_batch_size_per_gpu"
+    micro = _count(settings, setting, 1)
     note = f"Sequences are assumed to have {length} tokens, the longest prompt and response."
-    return Batch(["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note])
+    words = ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)]
+    return Batch(words, [note], layout=_layout(settings, _OF_ACTOR.engine, setting, micro))
 
 
 def _packed(settings: Mapping[str, str], engine: str, world: World, packed: tuple[int, str], batch: tuple[int, int]) -> Batch:
     """Packed microbatches. `packed`: tokens of a context-parallel rank, and their setting. `batch`: samples, and their length."""
     tensor, pipeline, context = (_count(settings, f"{engine}{name}", 1) for name in _MODEL_PARALLEL)
     interleaved = settings.get(f"{engine}virtual_pipeline_model_parallel_size", "null") not in _OFF
-    return packed_batch(
+    found = packed_batch(
         packed[0] * context,
         packed[1],
         samples=batch[0],
@@ -446,6 +453,7 @@ def _packed(settings: Mapping[str, str], engine: str, world: World, packed: tupl
         replicas=replicas_of(world, tensor, pipeline, context),
         multiple=pipeline if interleaved else 1,
     )
+    return found._replace(layout=_layout(settings, engine, packed[1], packed[0], of_rank=True))
 
 
 def _batch_of_tuning(settings: Mapping[str, str], world: World) -> Batch:
@@ -454,9 +462,17 @@ def _batch_of_tuning(settings: Mapping[str, str], world: World) -> Batch:
     if settings.get("data.use_dynamic_bsz", "True") == "True":
         setting = "data.max_token_len_per_gpu"
         return _packed(settings, "engine.", world, (_count(settings, setting, 8192), setting), (samples, length))
-    micro = _count(settings, "data.micro_batch_size_per_gpu", 4)
+    setting = "data.micro_batch_size_per_gpu"
+    micro = _count(settings, setting, 4)
     note = f"Sequences are assumed to have {length} tokens, from data.max_length."
-    return Batch(["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)], [note])
+    words = ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)]
+    return Batch(words, [note], layout=_layout(settings, _OF_TUNING.engine, setting, micro))
+
+
+def _layout(settings: Mapping[str, str], engine: str, microbatch: str, value: int, *, of_rank: bool = False) -> LayoutSettings:
+    """Where the layout is set: for the reference model too, if it is given for that."""
+    mirrored = (_REFERENCE,) if any(name.startswith(_REFERENCE) and name.endswith("_parallel_size") for name in settings) else ()
+    return LayoutSettings(engine, mirrored, microbatch, value, of_rank)
 
 
 def _not_counted(settings: Mapping[str, str], names: _Names) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from analyzer.errors import InputError
 from analyzer.launch.argv_parser import is_option, operands_of
@@ -28,6 +28,27 @@ if TYPE_CHECKING:
     from analyzer.launch.options.option_table import Option, OptionTable
 
 _Value = TypeVar("_Value")
+
+
+class LayoutSettings(NamedTuple):
+    """The settings of a configuration that give the layout and the microbatches of its training."""
+
+    engine: str
+    """What the names of the parallel sizes begin with."""
+    mirrored: tuple[str, ...] = ()
+    """The same for models that run with the layout of the training."""
+    microbatch: str = ""
+    """The setting with the samples or the tokens of a microbatch."""
+    value: int = 1
+    """Its value."""
+    of_rank: bool = False
+    """Whether it counts the tokens of one context-parallel rank."""
+    steps: str = ""
+    """The setting with the microbatches of a replica, if the global batch follows from it."""
+    samples: int = 0
+    """Samples of an iteration, with `steps`."""
+    per_step: int = 0
+    """Samples of a microbatch, with `steps`; 0 if `microbatch` has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +82,8 @@ class MegatronWords:
     """The release of megatron-core that the framework needs for the model; None for any."""
     parts: ModelParts = NO_PARTS
     """What options of the fork, or a configuration of a framework, say of the model."""
+    layout: LayoutSettings | None = None
+    """Where a configuration of a framework has the layout; None if its names are those of Megatron-LM."""
 
 
 def megatron_words(

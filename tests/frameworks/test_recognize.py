@@ -16,6 +16,7 @@ from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks import yaml_files
 from analyzer.frameworks.prepare import framework_of, prepare
 from analyzer.frameworks.recognize import recognize
+from analyzer.frameworks.script_words import words_of_script
 from analyzer.memory.ranks import highest_rank
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.tree import total_bytes
@@ -299,3 +300,14 @@ def test_a_plain_launch_imports_neither_yaml_nor_omegaconf() -> None:
 )
 def test_scripts_of_frameworks_are_trainings(name: str, words: list[str], found: bool) -> None:
     assert trains(name, words) == found
+
+
+def test_a_script_of_ms_swift_keeps_its_task(tmp_path: Path) -> None:
+    """`megatron rlhf` without --rlhf_type trains with DPO, the default of ms-swift."""
+    rest = "--model Qwen/Qwen3-8B --micro_batch_size 1 --global_batch_size 16 --max_length 2048"
+    for task, sequences in (("sft", 1), ("rlhf", 2)):
+        (tmp_path / "train.sh").write_text(f"NPROC_PER_NODE=8 megatron {task} {rest}\n")
+        with words_of_script(["train.sh"], environ={}, folder=tmp_path) as found:
+            launch = read_launch(found.words, environ=found.environ, folder=tmp_path)
+        assert launch.framework == "ms_swift"
+        assert launch.job.tuning.sequences_per_sample == sequences

@@ -120,8 +120,8 @@ def _launcher(written: str, words: list[str]) -> int:
     if name == "accelerate":
         return record([name, *words], written, words) if words[0] == "launch" else 0
     if words[0] in launchers.TRAINING_COMMANDS[name]:
-        # of ms-swift only `megatron sft` trains with Megatron-LM: the words of `swift sft` say so
-        return record([name, *words] if name == "swift" else words[1:], written, words)
+        # the words of ms-swift's commands say whether Megatron-LM trains
+        return record([name, *words] if name in ("megatron", "swift") and words[0] != "train" else words[1:], written, words)
     return context.not_run([name, *words])
 
 
