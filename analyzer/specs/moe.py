@@ -50,6 +50,8 @@ class MoeSpec:
     pad_to_capacity: bool = False
     pad_for_quantization: bool = False
     """The router pads the tokens of each expert to the multiple that FP8 GEMMs need (`--moe-router-padding-for-quantization`)."""
+    fused_operations: bool = False
+    """The experts are fused operations, whose GEMMs need 256 rows (`--use-transformer-engine-op-fuser`, from 0.18 on)."""
     router_dtype: Literal["fp32", "fp64"] | None = None
     """Type of the router logits; None for the type of the parameters."""
     load_balancing: tuple[str, ...] = ("aux_loss",)
@@ -66,8 +68,8 @@ class MoeSpec:
     """Rows that the flex dispatcher allocates for the experts of a rank, relative to their mean number
     (`--moe-expert-rank-capacity-factor`); None: as many as arrive are allocated."""
     page_factor: float | None = None
-    """Rows of the pages to which the experts copy what they save (`--moe-paged-stash`), relative to their mean number; None
-    without pages."""
+    """Rows of the pages to which the experts copy what they save (`--moe-paged-stash`), relative to the mean number of rows of a
+    layer; None without pages."""
     imbalance: float = 1.0
     """Tokens of the experts of the highest-memory rank, relative to the mean (`--info-moe-imbalance`)."""
 

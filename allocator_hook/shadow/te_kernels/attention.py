@@ -131,7 +131,7 @@ def multi_tensor_transpose_to_bhsd(
 
 def swizzle_in_place(tensors: Sequence[Any], rowwise: bool, columnwise: bool) -> None:
     """Replace the scales of one kind of copy by swizzled ones, which share a buffer (csrc/extensions/swizzle.cpp)."""
-    del columnwise
+    assert rowwise != columnwise
     name = "_rowwise_scale_inv" if rowwise else "_columnwise_scale_inv"
     scales = [getattr(tensor, name) for tensor in tensors]
     starts, size = [], 0

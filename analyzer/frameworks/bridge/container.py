@@ -360,8 +360,11 @@ def _model(model: Tree, fields: Fields) -> Words:
 def _copies_weights(model: Tree) -> bool:
     """Whether layers make FP8 copies of weights in 16 bit, which they can keep for the other microbatches.
 
+    The weight of an output layer in FP8 is in 16 bit always (`TELMHeadColumnParallelLinear`, core 0.18).
     Source: `TransformerEngineBaseModule.get_weight_workspace` of Transformer Engine 2.11.
     """
+    if model.get("fp8") and is_true(model.get("fp8_output_proj")):
+        return True
     quantized = [name for name in ("fp8", "fp4") if model.get(name)]
     return any(not is_true(model.get(f"{name}_param")) and not is_true(model.get(f"{name}_param_gather")) for name in quantized)
 

@@ -168,7 +168,7 @@ _REASONS: Final[dict[str, str]] = {
     "order of copies between GPU and host, or ignored by Megatron": """
         overlap_cpu_optimizer_d2h_h2d pin_cpu_params use_torch_optimizer_for_cpu_offload
     """,
-    "for offloading, which is refused, and for its memory of the host": """
+    "for offloaded states, which are refused, and for memory of the host": """
         activation_offload_fraction cpu_offloading_retain_pinned_cpu_buffers delay_offload_until_cuda_graph
         delta_offload_bytes_across_pp_ranks fine_grained_offloading_max_inflight_offloads
     """,

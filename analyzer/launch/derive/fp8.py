@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.derive.model.attention_backend import attention_in_mxfp8
 from analyzer.launch.derive.model.hybrid import is_hybrid
 from analyzer.launch.derive.reading import integer, option, positive, since, switched_on, text
-from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, ModelSpec, OptimizerSpec, ParallelSpec, TrainingJob
+from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, ModelSpec, MoeSpec, OptimizerSpec, ParallelSpec, TrainingJob
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -70,7 +71,7 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
         named = option(arguments, "tp_comm_overlap")
         launch.warn(f"{named}: userbuffers of Transformer Engine 2.11 gather 16 bit and FP8 only. It is analyzed as given.")
     launch.warn(*_untrained_mtp(arguments))
-    launch.assume(*_assumptions(arguments, recipe=recipe, gpu=gpu))
+    launch.assume(*_assumptions(arguments, recipe=recipe, gpu=gpu, moe=model.moe))
     output_layer = switched_on(arguments, "fp8_output_proj")
     if output_layer and is_hybrid(arguments):  # only `GPTModel` builds `TELMHeadColumnParallelLinear`
         launch.assume("--fp8-output-proj has no effect: the output layer of a hybrid model is in 16 bit.")
@@ -93,7 +94,7 @@ def with_fp8_attention(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     fp8, model = job.precision.fp8, job.model
     if fp8 is None or not launch.arguments.parts.fp8_attention:
         return job
-    if fp8.recipe == "mxfp8" and not since(launch.arguments, "0.18"):  # `get_fp8_recipe` does not pass it on
+    if fp8.recipe == "mxfp8" and not attention_in_mxfp8(launch.arguments):
         launch.assume(f"{_FP8_ATTENTION} has no effect with mxfp8 before core 0.18: attention is in 16 bit.")
         return job
     not_modelled = {
@@ -114,7 +115,6 @@ def with_fp8_attention(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     if refused is not None:
         fault = f"attention in MXFP8 needs multiples of {_TOKENS} tokens and of {_HEAD} elements in a head, not {refused}"
         raise InputError(_FP8_ATTENTION, fault, "leave it out, or pad the sequences")
-    launch.assume("Attention in MXFP8 is that of Transformer Engine 2.15 or later with cuDNN 9.21 or later.")
     return replace(job, precision=replace(job.precision, fp8=replace(fp8, attention=True)))
 
 
@@ -129,7 +129,7 @@ def _untrained_mtp(arguments: Arguments) -> Iterator[str]:
         yield f"{named}: with FP8 and uniform recomputation this release does not train MTP layers, and the peak is too high."
 
 
-def _assumptions(arguments: Arguments, *, recipe: Fp8Recipe, gpu: HardwareSpec) -> Iterator[str]:
+def _assumptions(arguments: Arguments, *, recipe: Fp8Recipe, gpu: HardwareSpec, moe: MoeSpec | None) -> Iterator[str]:
     if gpu.compute_capability is None and recipe in ("delayed", "tensorwise"):
         yield "No GPU is given: FP8 tensors are assumed to need a transposed copy, as on Hopper."
     if arguments.get("recompute_granularity") == "full":
@@ -139,8 +139,8 @@ def _assumptions(arguments: Arguments, *, recipe: Fp8Recipe, gpu: HardwareSpec) 
         yield "Megatron-LM does not apply FP4 to overlapped microbatches: layers run in 16 bit, and the rows of experts are padded."
     elif recipe == "nvfp4" and arguments.get("mtp_num_layers"):
         yield "Megatron-LM does not apply FP4 to MTP layers, which run in 16 bit."
-    if arguments.get("num_experts") and not switched_on(arguments, "moe_pad_expert_input_to_capacity"):
-        multiple = {"mxfp8": 32, "nvfp4": 128}.get(recipe, 16)
+    if moe is not None and not moe.pad_to_capacity and moe.rank_capacity is None:
+        multiple = 256 if moe.fused_operations else {"mxfp8": 32, "nvfp4": 128}.get(recipe, 16)
         yield f"The tokens of each expert are padded to a multiple of {multiple}: {multiple // 2} more are counted for each expert."
 
 

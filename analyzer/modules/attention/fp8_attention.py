@@ -1,8 +1,8 @@
 """cuDNN's attention with queries, keys and values in MXFP8, in forward and backward.
 
-Each of the three has a row-wise copy, whose blocks of 32 elements are in a head, and a column-wise copy, whose blocks are 32
-tokens. Both stay for the backward, with their scales in [b, a, s, d]. The output and the gradients are in 16 bit, so the gradient
-of the output is quantized in the backward. The 16-bit queries, keys and values are not saved.
+Queries, keys and values each have a row-wise copy, whose blocks of 32 elements are in a head, and a column-wise copy, whose blocks
+are 32 tokens. Both stay for the backward, with their scales in [b, a, s, d]. The output and the gradients are in 16 bit, so the
+gradient of the output is quantized in the backward. The 16-bit queries, keys and values are not saved.
 
 Sources (Transformer Engine 2.17, the first with this is 2.15): pytorch/attention/dot_product_attention/backends.py FusedAttnFunc;
 utils.py combine_and_quantize, mxfp8_quantize_fast_path, get_attention_quantizers; csrc/extensions/swizzle.cpp.

@@ -36,7 +36,7 @@ PERMUTED_PROBABILITIES: Final = "permuted probabilities"
 """Name of the probability of each row that the experts read."""
 ROW_ID_MAP: Final = "row id map"
 """Name of the map with which a fused kernel permutes rows."""
-_BUDGET_MULTIPLE: Final = 256
+_FUSED_MULTIPLE: Final = 256
 """The allocated rows are a multiple of this (`get_align_size_for_quantization` with fused operations, core 0.18)."""
 SHARED_OUTPUT: Final = "output of the shared experts"
 SHARED_GRADIENT: Final = "gradient for the shared experts"
@@ -110,7 +110,7 @@ class Routing:
         With a capacity of the rank, as many as HybridEP allocates (`_HybridEPManager.setup_metadata`, core 0.18).
         """
         if self.moe.rank_capacity is not None:
-            return round_up(int(self.tokens * self.moe.topk * self.moe.rank_capacity), _BUDGET_MULTIPLE)
+            return round_up(int(self.tokens * self.moe.topk * self.moe.rank_capacity), _FUSED_MULTIPLE)
         return self.choices + (self._padding(self.local_experts) if self._padded_on_arrival else 0)
 
     @cached_property
@@ -140,11 +140,14 @@ class Routing:
 
     @cached_property
     def padded_to(self) -> int:
-        """The rows of each expert are padded to a multiple of this; 1 without FP8.
+        """The rows of each expert are padded to a multiple of this; 1 without FP8, unless HybridEP pads for fused operations.
 
         In layers in 16 bit `Fp8Padding` of Transformer Engine takes the default recipe of the GPU (`get_default_fp8_recipe`).
+        Fused operations: `get_align_size_for_quantization` (core/transformer/moe/moe_utils.py, 0.18).
         """
         inputs = self.shapes.inputs
+        if self.moe.fused_operations and (inputs.padding_recipe is not None or self._padded_on_arrival):
+            return _FUSED_MULTIPLE
         if inputs.padding_recipe is None:
             return 1
         by_megatron = self.moe.pad_for_quantization or self._padded_on_arrival or not self.moe.grouped_gemm

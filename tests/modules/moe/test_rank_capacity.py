@@ -62,6 +62,18 @@ def test_allocated_rows() -> None:
     assert Routing(shapes_of(moe("--moe-expert-rank-capacity-factor 1.01"))).rows == 4352  # 4136 of 4096, in a multiple of 256
 
 
+def test_fused_operations_have_multiples_of_256_rows() -> None:
+    """`get_align_size_for_quantization` (0.18). HybridEP pads the rows of each expert, by half a multiple on average."""
+    local_experts = 2
+    assert Routing(shapes_of(moe(""))).rows == TOKENS * TOPK + local_experts * 256 // 2
+    in_16_bit = f"{EXPERTS.partition('--fp8-format')[0]}"
+    assert Routing(shapes_of(job_of(in_16_bit, release="0.18.2", gpu=BLACKWELL))).rows == TOKENS * TOPK + local_experts * 256 // 2
+    alone = EXPERTS.replace("--use-transformer-engine-op-fuser", "")
+    assert Routing(shapes_of(job_of(alone, release="0.18.2", gpu=BLACKWELL))).rows == TOKENS * TOPK + local_experts * 32 // 2
+    assert any("a multiple of 256: 128 more are counted" in each for each in moe("").assumptions)
+    assert not any("are padded to a multiple" in each for each in moe(LIMITED).assumptions)
+
+
 def test_the_experts_save_as_many_rows_as_are_allocated() -> None:
     assert saved(of_experts(moe(LIMITED)))["fc1 output"] == (TOKENS * TOPK * 3 // 2, 2 * FFN)
 
@@ -128,6 +140,7 @@ def test_peak_and_what_is_not_timed() -> None:
     [
         ("--moe-expert-rank-capacity-factor 0.9", "fewer rows than the mean"),
         (PAGED.replace(" --moe-mlp-glu-interleave-size 32", ""), "pages are not modelled without --moe-mlp-glu-interleave-size"),
+        (f"{PAGED} --moe-mlp-glu-interleave-size 16", "pages are not modelled without --moe-mlp-glu-interleave-size 32"),
         (f"{PAGED} --fp8-recipe tensorwise", "pages are not modelled without MXFP8"),
         (f"{PAGED} --recompute-granularity selective --recompute-modules moe_act", "with recomputed experts"),
         (f"{PAGED} --moe-token-dispatcher-type alltoall", "pages are not modelled without HybridEP"),

@@ -14,11 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from analyzer.errors import InputError
+from analyzer.launch.derive.reading import since, text
 from analyzer.specs import AttentionBackend, HardwareSpec
 from analyzer.specs.software import SoftwareSpec
+
+if TYPE_CHECKING:
+    from analyzer.launch.arguments import Arguments
 
 HOPPER: Final = (9, 0)
 BLACKWELL: Final = (10, 0)
@@ -53,6 +57,17 @@ class AttentionNeeds:
     """Tokens before and after each token that it attends to; None for all tokens before it."""
     dropout: bool = False
     cp_comm_type: str = "p2p"
+    in_fp8: bool = False
+    """Queries, keys and values in MXFP8, which only later releases have a kernel for."""
+
+
+def attention_in_mxfp8(arguments: Arguments) -> bool:
+    """Whether the launch asks for attention in MXFP8 (`fp8_dot_product_attention`) of a release that has it.
+
+    Before core 0.18 `get_fp8_recipe` does not pass it on to Transformer Engine.
+    """
+    mxfp8 = arguments.get("fp8") is not None and text(arguments, "fp8_recipe", "delayed") == "mxfp8"
+    return arguments.parts.fp8_attention and mxfp8 and since(arguments, "0.18")
 
 
 def check_switches(backend: str, *, environ: Mapping[str, str], option: str = "--attention-backend") -> None:
@@ -112,6 +127,11 @@ def choose_backend(
     where = gpu.name or (
         f"a GPU of compute capability {capability[0]}.{capability[1]}" if gpu.compute_capability else "a Hopper GPU (none is given)"
     )
+    if needs.in_fp8 and picked == "fused":
+        return (
+            picked,
+            f"Attention kernel: {_KERNELS[picked]} in MXFP8 (Transformer Engine 2.15 and cuDNN 9.21 or later, on {where}).",
+        )
     sentence = f"Attention kernel: {_KERNELS[picked]} (Transformer Engine 2.11 on {where})"
     if picked == "flash" and _two_sizes(needs):
         sentence += ", with flash-attn 3 installed; without it the training does not start"

@@ -11,7 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.model.attention_backend import AttentionNeeds, check_switches, choose_backend, switched_off
+from analyzer.launch.derive.model.attention_backend import (
+    AttentionNeeds,
+    attention_in_mxfp8,
+    check_switches,
+    choose_backend,
+    switched_off,
+)
 from analyzer.launch.derive.model.families import facts_of, local_attention
 from analyzer.launch.derive.model.linear_attention import linear_attention_spec, output_gate
 from analyzer.launch.derive.model.mla import mla_spec
@@ -147,6 +153,7 @@ def _attention_needs(
         sinks=softmax_type(arguments, implementation=implementation) != "vanilla",
         dropout=share(arguments, "attention_dropout", 0.1, zero=True) > 0,
         cp_comm_type=parallel.cp_comm_type,
+        in_fp8=attention_in_mxfp8(arguments),
     )
 
 

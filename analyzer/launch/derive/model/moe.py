@@ -14,7 +14,7 @@ from analyzer.launch.derive.model.experts import IMBALANCE
 from analyzer.launch.derive.model.flex import flex_spec
 from analyzer.launch.derive.model.hybrid import is_hybrid, layers_with_experts
 from analyzer.launch.derive.model.router import read_router
-from analyzer.launch.derive.reading import finite, option, positive, since, switched_on, text
+from analyzer.launch.derive.reading import finite, integer, option, positive, since, switched_on, text
 from analyzer.specs import HardwareSpec, ModelSpec, MoeSpec, ParallelSpec, PrecisionSpec
 from analyzer.specs.moe import AUXILIARY_LOSSES
 from analyzer.specs.release_changes import core_behavior
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _CAPACITY: Final = "moe_expert_rank_capacity_factor"
 _PAGE_FACTORS: Final = {"moe_paged_stash_buffer_size_factor_cuda": 1.1, "moe_paged_stash_buffer_size_factor_cpu": 0.0}
 """Rows of the pages on the GPU and on the host: the option, and its default."""
+_INTERLEAVED: Final = 32
+"""Columns of a gate that alternate with those of its other half in fused kernels."""
 
 
 def moe_spec(
@@ -68,6 +70,7 @@ def moe_spec(
         permute_fusion=switched_on(arguments, "moe_permute_fusion"),
         adds_by_index=switched_on(arguments, "deterministic_mode") and core_behavior(arguments.release).adds_by_index,
         sorts_positions=core_behavior(arguments.release).sorts_positions,
+        fused_operations=grouped and switched_on(arguments, "use_transformer_engine_op_fuser") and since(arguments, "0.18"),
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
         latent_size=positive(arguments, "moe_latent_size"),
@@ -179,7 +182,8 @@ def _page_factor(launch: LaunchInput, *, pad: bool, limited: bool) -> float | No
 
     A negative factor is relative to the largest number of rows of a step, which is counted as the mean.
     Only the fused kernels of Transformer Engine mark what they save for pages (`mark_grouped_tensor` in
-    pytorch/ops/fused/grouped_mlp.py, 2.17). They read MXFP8, and a gate whose halves are interleaved.
+    pytorch/ops/fused/grouped_mlp.py, 2.17). They read MXFP8 or NVFP4, of which the latter is not modelled, and a gate whose halves
+    are interleaved (`validate_grouped_mlp_dims`).
     """
     arguments = launch.arguments
     if not switched_on(arguments, "moe_paged_stash") or arguments.get(_CAPACITY) is None:
@@ -190,7 +194,7 @@ def _page_factor(launch: LaunchInput, *, pad: bool, limited: bool) -> float | No
     not_modelled = {
         "without HybridEP": not limited,
         "without MXFP8": arguments.get("fp8") is None or text(arguments, "fp8_recipe", "delayed") != "mxfp8",
-        "without --moe-mlp-glu-interleave-size": gated and arguments.get("moe_mlp_glu_interleave_size") is None,
+        "without --moe-mlp-glu-interleave-size 32": gated and integer(arguments, "moe_mlp_glu_interleave_size") != _INTERLEAVED,
         "with recomputed experts": arguments.get("recompute_granularity") == "full" or bool(recomputed),
         "with adapters": launch.arguments.tuning.adapter is not None,
         "with inputs that are padded to a capacity": pad,
