@@ -23,6 +23,7 @@ from analyzer.modules.tree import Module, parameters
 from analyzer.passes.stages import stage_models
 from analyzer.predict import predict
 from analyzer.specs import HardwareSpec, TrainingJob
+from analyzer.specs.option_names import flag_of
 from analyzer.specs.rules.quantized import quantized_violations
 from analyzer.states.buffers.of_stage import stage_buffers
 from analyzer.states.bytes_per_parameter import adam_stores_master_weights
@@ -293,6 +294,38 @@ def test_earlier_releases_cannot_cast_to_stored_fp4() -> None:
     assert not list(quantized_violations(stored_in_fp4()))
     (found,) = quantized_violations(stored_in_fp4(te="2.11"))
     assert (found.options, found.library) == (("fp4_param_gather",), "Transformer Engine 2.11")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rest", "dest"),
+    [
+        ("delayed", "--ffn-hidden-size 4090", "ffn_hidden_size"),
+        ("tensorwise", "--ffn-hidden-size 4112 --tensor-model-parallel-size 2", "ffn_hidden_size"),  # 2056 of a rank
+        ("delayed", "--seq-length 2044 --micro-batch-size 1", "seq_length"),
+        ("blockwise", "--seq-length 2036 --micro-batch-size 1", "seq_length"),
+        ("mxfp8", "--seq-length 2040", "seq_length"),  # 4080 tokens
+        ("mxfp8", "--kv-channels 33", "kv_channels"),
+        ("delayed", "--hidden-size 1032 --kv-channels 64", "hidden_size"),
+    ],
+)
+def test_sizes_that_have_no_kernel(recipe: str, rest: str, dest: str) -> None:
+    """`assert_dim_for_fp8_exec`: 8 and 16; `create_tensor` of the MXFP8 quantizer: 32 and 32."""
+    with pytest.raises(InputError, match=flag_of(dest)):
+        fp8(recipe, rest, blackwell=recipe == "mxfp8")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rest"),
+    [
+        ("delayed", "--ffn-hidden-size 4112"),
+        ("tensorwise", "--ffn-hidden-size 4128 --tensor-model-parallel-size 2"),
+        ("delayed", "--seq-length 2044"),  # 4088 tokens of both sequences
+        ("mxfp8", "--seq-length 2032"),
+        ("delayed", "--ffn-hidden-size 4090 --num-experts 8 --moe-ffn-hidden-size 1024 --disable-bias-linear"),  # no dense layer
+    ],
+)
+def test_sizes_that_have_a_kernel(recipe: str, rest: str) -> None:
+    assert not list(quantized_violations(fp8(recipe, rest, blackwell=recipe == "mxfp8")))
 
 
 def test_a_linear_layer_saves_its_input_in_fp4() -> None:

@@ -1,4 +1,4 @@
-"""Rules for tensors in FP8 and FP4 that Transformer Engine cannot gather from tensor-parallel ranks, or recompute."""
+"""Rules for tensors in FP8 and FP4 that Transformer Engine cannot multiply, gather from tensor-parallel ranks, or recompute."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from analyzer.specs.rules.violation import Violation, multiple_near
 
 BLOCKS: Final = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}
 """Elements along each side of a tensor that share a scale, by recipe. The sides are multiples of it if the tensor is gathered."""
+_LEADING: Final = 8
+_LAST: Final = 16
+"""The product of the leading dimensions, and the last one, of a matrix that is multiplied in FP8, are multiples of these."""
 
 TE_2_11: Final = "Transformer Engine 2.11"
 
@@ -17,7 +20,7 @@ TE_2_11: Final = "Transformer Engine 2.11"
 def quantized_violations(job: TrainingJob) -> Iterator[Violation]:
     """Inputs of linear layers that are gathered in FP8 or FP4, with the releases of Transformer Engine that check them.
 
-    Also copies of weights in FP4 that the recomputation reads.
+    Also sizes of matrices, and copies of weights in FP4 that the recomputation reads.
     """
     fp8, parallel = job.precision.fp8, job.parallel
     if fp8 is None:
@@ -26,15 +29,45 @@ def quantized_violations(job: TrainingJob) -> Iterator[Violation]:
         yield from _without_columns(job)
     if fp8.recipe == "nvfp4" and fp8.stored_parameters:
         yield from _without_cast(job)
-    if parallel.tensor == 1 or not parallel.sequence_parallel or job.software.te_is_before("2.11"):
-        return
     if fp8.layers_at_start_in_16_bit + fp8.layers_at_end_in_16_bit >= job.model.num_layers:
+        return
+    yield from _in_matrices(job)
+    if parallel.tensor == 1 or not parallel.sequence_parallel or job.software.te_is_before("2.11"):
         return
     block = BLOCKS.get(fp8.recipe)
     if block is not None:
         yield from _in_blocks(job, block)
     if job.flags.tp_comm_overlap and fp8.recipe in ("blockwise", "nvfp4"):
         yield from _in_userbuffers(job)
+
+
+def _in_matrices(job: TrainingJob) -> Iterator[Violation]:
+    """The matrices of linear layers have sizes that FP8 has kernels for.
+
+    Source: `assert_dim_for_fp8_exec` (transformer_engine/pytorch/utils.py, 1.0 to 2.18), and `create_tensor` of the quantizers with
+    blocks (pytorch/csrc/quantizer.cpp).
+    """
+    fp8, model, parallel = job.precision.fp8, job.model, job.parallel
+    assert fp8 is not None
+    block = BLOCKS.get(fp8.recipe, 1) if fp8.recipe != "blockwise" else 1
+    leading, last = max(block, _LEADING), max(block, _LAST)
+    widths: dict[str, tuple[int, int]] = {"hidden_size": (model.hidden_size, 1)}
+    if model.hybrid is None and model.linear_attention is None:
+        heads = model.num_attention_heads * (model.kv_channels if model.mla is None else model.mla.v_head_dim)
+        widths["kv_channels" if model.mla is None else "v_head_dim"] = (heads, parallel.tensor)
+        if model.moe is None or not all(model.moe.layers):
+            widths["ffn_hidden_size"] = (model.ffn_hidden_size, parallel.tensor)
+    for dest, (width, ranks) in widths.items():
+        if width // ranks % last:
+            part = f" on each of {ranks} tensor-parallel ranks" if ranks > 1 else ""
+            fault = f"linear layers with {width // ranks} inputs{part} cannot be multiplied in FP8, which needs multiples of {last}"
+            total = f"{multiple_near(width, last * ranks)}{'' if dest in ('hidden_size', 'ffn_hidden_size') else ' for all heads'}"
+            yield Violation((dest,), fault, f"use {total}, or train in 16 bit")
+    split = parallel.context * (parallel.tensor if parallel.sequence_parallel else 1)
+    tokens = job.batch.seq_length // split * job.batch.micro_batch_size
+    if tokens % leading and job.tuning.objective == "language model" and not job.tuning.packed:
+        fault = f"{tokens} tokens of a rank cannot be multiplied in FP8, which needs multiples of {leading}"
+        yield Violation(("seq_length",), fault, f"use {multiple_near(job.batch.seq_length, leading * split)}, or train in 16 bit")
 
 
 def _without_columns(job: TrainingJob) -> Iterator[Violation]:
