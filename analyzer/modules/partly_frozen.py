@@ -17,11 +17,15 @@ from typing import Final
 from analyzer.modules.creation_order import children_in_order
 from analyzer.modules.freezing import frozen, with_owners, without_own_weight_gradients
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.models.mtp import MTP_HEAD
 from analyzer.modules.models.parts import Parts, Stack
 from analyzer.modules.tree import Module, Parameter
 from analyzer.specs import ModelSpec
 
 EMBEDDING: Final = "embedding.word_embeddings.weight"
+OUTPUT_WEIGHT: Final = "output_layer.weight"
+_DECAY: Final = "A_log"
+"""The parameter of a gated delta net whose gradient needs what its inputs save for weights."""
 _EXPERTS: Final = ".mlp.experts.linear_fc1.weight0"
 
 
@@ -32,6 +36,7 @@ def with_frozen_parameters(parts: Parts, model: ModelSpec, *, of_frozen_experts:
     names = spec.frozen([*_parameters(parts)])
     if not names:
         return parts
+    trained = names.isdisjoint({OUTPUT_WEIGHT, *([EMBEDDING] if tied else [])})
     found: list[Module | Stack] = []
     for part, other in zip(parts, of_frozen_experts, strict=True):
         if isinstance(part, Stack):
@@ -39,10 +44,12 @@ def with_frozen_parameters(parts: Parts, model: ModelSpec, *, of_frozen_experts:
             found.append(part._replace(modules=tuple(_runs(part, other, names))))
         elif part.kind is ModuleKind.EMBEDDING and EMBEDDING in names:
             found.append(frozen(part, input_gradient=False))
-        elif part.kind is ModuleKind.OUTPUT_LAYER and tied and EMBEDDING in names:
+        elif (part.kind is ModuleKind.OUTPUT_LAYER and tied and EMBEDDING in names) or (part.name == MTP_HEAD and not trained):
             found.append(frozen(part))
         else:
-            found.append(_partly(part, _inside(names, part.name)))
+            assert isinstance(other, Module), "both have the same modules"
+            inside = _inside(names, part.name)
+            found.append(_partly(_chosen(part, other, inside), inside))
     return tuple(found)
 
 
@@ -55,11 +62,15 @@ def _runs(stack: Stack, of_frozen_experts: Stack, names: frozenset[str]) -> Iter
             if layers:
                 of_layers = (_inside(names, f"{stack.name}.layers.{layer + each}", f"{each}.") for each in range(layers))
                 inside = frozenset().union(*of_layers)
-                chosen = other if any(name.endswith(_EXPERTS) for name in inside) else module
-                yield chosen.derived(_partly, inside), 1
+                yield _chosen(module, other, inside).derived(_partly, inside), 1
             else:
                 yield _partly(module, _inside(names, f"{stack.name}.{module.name}")), 1
             layer += layers
+
+
+def _chosen(module: Module, of_frozen_experts: Module, names: frozenset[str]) -> Module:
+    """The module whose experts save the rows that they read only if their weights are trained."""
+    return of_frozen_experts if any(name.endswith(_EXPERTS) for name in names) else module
 
 
 def _layers(module: Module) -> int:
@@ -80,7 +91,7 @@ def _partly(module: Module, names: frozenset[str]) -> Module:
 
 
 def _frozen_in(module: Module, names: frozenset[str], path: str) -> Module:
-    numbered = module.kind is ModuleKind.CHECKPOINT
+    numbered = module.kind is ModuleKind.CHECKPOINT and not path  # of layers of a block; that of an MTP layer has its modules
     if module.kind is ModuleKind.LAYER and not path:
         path = "0."
     fixed = {each.name for each in module.parameters if names.issuperset(f"{path}{name}" for name, _ in _pieces(each))}
@@ -89,6 +100,10 @@ def _frozen_in(module: Module, names: frozenset[str], path: str) -> Module:
         for number, child in enumerate(module.children)
     )
     made = without_own_weight_gradients(module) if "weight" in fixed else module
+    if _DECAY in fixed:
+        children = tuple(
+            without_own_weight_gradients(each) if each.kind is ModuleKind.DELTA_RULE_INPUTS else each for each in children
+        )
     if module.kind is ModuleKind.EXPERTS and children[0].frozen:  # a local variable references the rows that fc1 reads
         children = (replace(children[0], forward_workspace=module.children[0].forward_workspace), *children[1:])
     own = tuple(replace(each, frozen=True) if each.name in fixed else each for each in module.parameters)

@@ -100,7 +100,6 @@ def test_frozen_parameters_have_no_gradients_and_states() -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("--freeze_parameters decoder.layers.0. --mtp_num_layers 1", "not modelled with MTP layers"),
         ("--freeze_parameters embedding --cuda_graph_impl local", "not modelled with CUDA graphs"),
         ("--freeze_parameters_regex experts.*weight3", "not modelled for single experts"),
     ],

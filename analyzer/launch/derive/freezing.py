@@ -41,8 +41,6 @@ def _not_modelled(spec: FreezeSpec, job: TrainingJob) -> Iterator[str]:
     reasons = {
         f"in a {model.family.upper()} model": model.family != "gpt",
         "in hybrid models": model.hybrid is not None,
-        "with MTP layers": model.mtp_num_layers > 0,
-        "with linear attention": model.linear_attention is not None,
         "with sparse attention": model.sparse_attention is not None,
         f"with {'' if model.plugin is None else model.plugin.described}": model.plugin is not None,
         "with the attention of DeepSeek-V4": model.compressed_attention is not None,

@@ -24,6 +24,7 @@ from analyzer.specs import AttentionKind
 from analyzer.specs.hybrid import LETTERS
 
 ALL_DEPTHS = "hidden states of all depths"
+MTP_HEAD = "mtp_head"
 EMBEDDED = "embedded tokens"
 PROJECTED = "gathered output of the projection"
 
@@ -361,7 +362,7 @@ def _mtp_head(shapes: Shapes, *, depth: int, depths: int, made_in: str) -> Modul
     saved = tuple(Tensor(name=name, shape=tokens, dtype="fp32", formula="4·s·b") for name in ("rolled loss mask", "scaled loss"))
     pending = tuple(shapes.hidden(f"gradient of {1 + depth} hidden states") for depth in range(depths - depth))
     return Module(
-        name="mtp_head",
+        name=MTP_HEAD,
         function=True,
         backward_workspace=pending,
         collectives=(*_roll_collectives(shapes, ("int64", "fp32")), *_counted_predictions(shapes)),  # of labels and loss mask

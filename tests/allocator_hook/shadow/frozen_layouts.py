@@ -19,6 +19,11 @@ _LATENT: Final = (
     "--no-rope-fusion --attention-dropout 0 --hidden-dropout 0 --qk-layernorm --multi-latent-attention --kv-lora-rank 64 "
     "--qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 --q-lora-rank 192"
 )
+_MTP: Final = "--mtp-num-layers 1"
+_NET: Final = (
+    "--experimental-attention-variant gated_delta_net --linear-attention-freq [1,0,1,1] --linear-num-key-heads 4 "
+    "--linear-num-value-heads 8 --linear-key-head-dim 32 --linear-value-head-dim 32"
+)
 _FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
 _FP8: Final = "--fp8-format hybrid --fp8-recipe tensorwise"
 _MXFP8: Final = (
@@ -107,6 +112,38 @@ _SPECS: Final = {
         FreezeSpec(pattern=r"router"),
     ),
     "early layers, latent attention and experts": (f"{_LATENT} {_EXPERTS}", _EARLY),
+    "early layers, mtp": (f"{_LLAMA} {_MTP}", _EARLY),
+    "attention, mtp, tp2 sp": (f"{_LLAMA} {_MTP} {_SP}", _ATTENTION),
+    "mtp": (f"{_LLAMA} {_MTP}", FreezeSpec(prefixes=("mtp",))),
+    "all but mtp": (f"{_LLAMA} {_MTP}", FreezeSpec(prefixes=("embedding", "decoder", "output_layer"))),
+    "decoder, mtp": (f"{_LLAMA} {_MTP}", FreezeSpec(prefixes=("decoder.",))),
+    "embedding, mtp": (f"{_LLAMA} {_MTP}", FreezeSpec(prefixes=("embedding",))),
+    "output layer, mtp": (f"{_LLAMA} {_MTP}", FreezeSpec(prefixes=("output_layer",))),
+    "attention, mtp, pp2": (f"{_LLAMA} {_MTP} --pipeline-model-parallel-size 2", _ATTENTION),
+    "early layers, mtp, full recompute": (f"{_LLAMA} {_MTP} {_FULL} 1", _EARLY),
+    "experts, mtp": (f"{_LLAMA} {_EXPERTS} {_MTP}", FreezeSpec(pattern=r"\.experts\.")),
+    "early layers, linear attention": (f"{_LLAMA} {_NET}", _EARLY),
+    "attention, linear attention": (f"{_LLAMA} {_NET}", _ATTENTION),
+    "attention, linear attention, tp2 sp": (f"{_LLAMA} {_NET} {_SP}", _ATTENTION),
+    "feed-forward, linear attention": (f"{_LLAMA} {_NET}", FreezeSpec(pattern=r"\.mlp\.")),
+    "all but attention, linear attention": (f"{_LLAMA} {_NET}", FreezeSpec(prefixes=("",), trained_pattern=r"self_attention")),
+    "early layers, linear attention, full recompute": (f"{_LLAMA} {_NET} {_FULL} 1", _EARLY),
+    "attention, mtp, fp8": (f"{_LLAMA} {_MTP} {_FP8}", _ATTENTION),
+    "early layers, linear attention, fp8": (f"{_LLAMA} {_NET} {_FP8}", _EARLY),
+    "experts, linear attention and mtp": (
+        f"{_LLAMA} {_NET} --linear-attention-freq 2 {_EXPERTS} {_MTP}",
+        FreezeSpec(pattern=r"\.experts\."),
+    ),
+    "all but the embedding, linear attention and mtp": (
+        f"{_LLAMA} {_NET} --linear-attention-freq 2 {_EXPERTS} {_MTP}",
+        FreezeSpec(pattern=r"(decoder|mtp|output)"),
+    ),
+    "all but the embedding, linear attention and mtp, full recompute": (
+        f"{_LLAMA} {_NET} --linear-attention-freq 2 {_EXPERTS} {_MTP} {_FULL} 1",
+        FreezeSpec(pattern=r"(decoder|mtp|output)"),
+    ),
+    "early layers, linear attention, graphs": (f"{_LLAMA} {_NET} {_GRAPHS} --cuda-graph-scope attn", _EARLY),
+    "attention, mtp, graphs": (f"{_LLAMA} {_MTP} {_GRAPHS} --cuda-graph-scope attn", _ATTENTION),
 }
 FROZEN: Final = {f"frozen, {name}": f"--bf16 --vocab-size 120 {line}" for name, (line, _) in _SPECS.items()}
 FROZEN_PARAMETERS: Final = {f"frozen, {name}": spec for name, (_, spec) in _SPECS.items()}
