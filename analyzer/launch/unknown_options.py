@@ -26,6 +26,7 @@ def sort_words(words: Sequence[str], known: Mapping[str, Option], *, counts: Map
     """Separates the options that are in `known` from the others.
 
     An option that is not known takes the words up to the next option; at most as many as `counts` says for its flag.
+    Of equal options the last one counts, as in argparse.
     """
     kept: list[str] = []
     unknown: dict[str, tuple[str, ...]] = {}
@@ -42,7 +43,7 @@ def sort_words(words: Sequence[str], known: Mapping[str, Option], *, counts: Map
             position += len(taken)
         else:
             values = [attached] if equals else _values(words[position:], counts.get(flag))
-            unknown[flag] = (*unknown.get(flag, ()), *values)
+            unknown[flag] = tuple(values)
             position += 0 if equals else len(values)
     return SortedWords(tuple(kept), unknown)
 

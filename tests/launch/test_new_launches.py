@@ -416,3 +416,11 @@ def test_a_program_of_its_own_is_named(line: str) -> None:
 def test_a_launch_of_megatron_without_sizes_names_the_option() -> None:
     with pytest.raises(InputError, match=r"^--num-layers: is missing"):
         launch("--nproc-per-node 8 pretrain_gpt.py --lr 1e-4")
+
+
+def test_of_equal_options_the_last_one_counts() -> None:
+    """As in argparse. Scripts with "$@" after their options depend on it."""
+    job = launch(
+        "--nproc-per-node 8 --model Qwen/Qwen3-8B --max_length 2048 --micro_batch_size 1 --max_length 4096 --micro_batch_size 2"
+    )
+    assert (job.batch.seq_length, job.batch.micro_batch_size) == (4096, 2)
