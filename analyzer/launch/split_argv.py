@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,8 @@ UNBUFFERED: Final = "-u"
 """Python's option for unbuffered output, as in `python -u pretrain_gpt.py`."""
 SUBCOMMAND: Final = "launch"
 """The command of accelerate that starts a training."""
+_PYTHON: Final = re.compile(r"(.*/)?python[\d.]*")
+"""The interpreter, which may be before a launcher or a script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class _Splitter:
         started = self.launcher is not None or self.options or self.megatron
         if self.entry is not None:
             self.megatron.append(word)
+        elif not started and _PYTHON.fullmatch(word):
+            return
         elif word in NAMES:
             self.options = [option for option in self.options if option[0] != "module"]
             self.launcher, self.any_entry = NAMES[word], False

@@ -171,3 +171,10 @@ def test_options_of_the_launcher_do_not_reach_megatron(text: str, launcher: str 
 def test_options_after_the_script_belong_to_the_script() -> None:
     words = split("deepspeed --num_gpus 8 pretrain_gpt.py --include x --hostfile y")
     assert words.megatron == ("--include", "x", "--hostfile", "y")
+
+
+@pytest.mark.parametrize("python", ["python", "python3", "python3.11", "/usr/bin/python3 -u"])
+def test_the_interpreter_is_before_a_launcher_or_a_script(python: str) -> None:
+    for command in ("pretrain_gpt.py --num-layers 2", "-m torch.distributed.run --nproc-per-node 8 pretrain_gpt.py --num-layers 2"):
+        assert split(f"{python} {command}") == split(command)
+    assert split("--data-path python pretrain_gpt.py").megatron == ("--data-path", "python")
