@@ -51,7 +51,7 @@ class MoeSpec:
     pad_for_quantization: bool = False
     """The router pads the tokens of each expert to the multiple that FP8 GEMMs need (`--moe-router-padding-for-quantization`)."""
     fused_operations: bool = False
-    """The experts are fused operations, whose GEMMs need 256 rows (`--use-transformer-engine-op-fuser`, from 0.18 on)."""
+    """Rows of experts are padded for fused operations, to a multiple of 256 (`--use-transformer-engine-op-fuser`, from 0.18 on)."""
     router_dtype: Literal["fp32", "fp64"] | None = None
     """Type of the router logits; None for the type of the parameters."""
     load_balancing: tuple[str, ...] = ("aux_loss",)

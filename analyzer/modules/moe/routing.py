@@ -140,16 +140,16 @@ class Routing:
 
     @cached_property
     def padded_to(self) -> int:
-        """The rows of each expert are padded to a multiple of this; 1 without FP8, unless HybridEP pads for fused operations.
+        """The rows of each expert are padded to a multiple of this; 1 without FP8.
 
         In layers in 16 bit `Fp8Padding` of Transformer Engine takes the default recipe of the GPU (`get_default_fp8_recipe`).
         Fused operations: `get_align_size_for_quantization` (core/transformer/moe/moe_utils.py, 0.18).
         """
         inputs = self.shapes.inputs
-        if self.moe.fused_operations and (inputs.padding_recipe is not None or self._padded_on_arrival):
-            return _FUSED_MULTIPLE
         if inputs.padding_recipe is None:
             return 1
+        if self.moe.fused_operations:
+            return _FUSED_MULTIPLE
         by_megatron = self.moe.pad_for_quantization or self._padded_on_arrival or not self.moe.grouped_gemm
         if not by_megatron and self.shapes.fp8 is None:
             mxfp8 = inputs.compute_capability is not None and (10, 0) <= inputs.compute_capability < (12, 0)

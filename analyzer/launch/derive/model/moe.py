@@ -70,7 +70,7 @@ def moe_spec(
         permute_fusion=switched_on(arguments, "moe_permute_fusion"),
         adds_by_index=switched_on(arguments, "deterministic_mode") and core_behavior(arguments.release).adds_by_index,
         sorts_positions=core_behavior(arguments.release).sorts_positions,
-        fused_operations=grouped and switched_on(arguments, "use_transformer_engine_op_fuser") and since(arguments, "0.18"),
+        fused_operations=switched_on(arguments, "use_transformer_engine_op_fuser") and since(arguments, "0.18"),
         capacity_factor=capacity_factor,
         pad_to_capacity=pad,
         latent_size=positive(arguments, "moe_latent_size"),
