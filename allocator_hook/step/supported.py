@@ -85,6 +85,7 @@ READ: Final[dict[str, frozenset[str]]] = {
             "vision",
             "packed",
             "longest_sample",
+            "filled",
             "head_outputs",
             "value_head",
             "token_score",

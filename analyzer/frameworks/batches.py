@@ -15,6 +15,8 @@ class Batch(NamedTuple):
     notes: list[str]
     longest_sample: int | None = None
     """Tokens of the longest sample of a packed microbatch."""
+    filled: bool = False
+    """Whether microbatches are filled up to a number of tokens."""
     layout: LayoutSettings | None = None
     """Where the layout is set."""
 
@@ -40,4 +42,4 @@ def packed_batch(tokens: int, setting: str, *, samples: int, length: int, replic
         f"length, {length} tokens, are {count} microbatches of each replica."
     )
     words = ["--seq-length", str(tokens), "--micro-batch-size", "1", "--global-batch-size", str(count * replicas)]
-    return Batch(words, [note], length)
+    return Batch(words, [note], length, filled=True)

@@ -160,10 +160,10 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         statements=tuple(_statements(tree, found)),
         unknown=tuple(found.unknown),
         withheld=_withheld(method, found),
-        tuning=replace(_tuning(tree, method), vision=_vision(config), longest_sample=batch.longest_sample),
+        tuning=replace(_tuning(tree, method), vision=_vision(config), longest_sample=batch.longest_sample, filled=batch.filled),
         parts=ModelParts(builder=NEMO_RL),
         release=_OF_HYBRIDS if model.letters else None,
-        layout=batch.layout,
+        layout=None if batch.layout is None else batch.layout._replace(overriding=frozenset(table(config, "model_overrides"))),
     )
 
 

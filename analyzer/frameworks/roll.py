@@ -133,7 +133,7 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
         statements=found.statements(),
         unknown=tuple(found.unknown),
         withheld=tuple(_withheld(found, tuning)),
-        tuning=replace(tuning, vision=_vision(worker, role), longest_sample=batch.longest_sample),
+        tuning=replace(tuning, vision=_vision(worker, role), longest_sample=batch.longest_sample, filled=batch.filled),
         layout=batch.layout,
     )
 

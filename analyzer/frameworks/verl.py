@@ -139,7 +139,8 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
     batch = _batch(settings, world) if names is _OF_ACTOR else _batch_of_tuning(settings, world)
     notes = batch.notes
     what = "its actor" if names is _OF_ACTOR else "supervised fine-tuning"
-    tuning = replace(_tuning(settings, names), vision=_vision(settings, names), longest_sample=batch.longest_sample)
+    tuning = replace(_tuning(settings, names), vision=_vision(settings, names))
+    tuning = replace(tuning, longest_sample=batch.longest_sample, filled=batch.filled)
     if names is _OF_ACTOR and _has_critic(settings):
         critic, about = _critic(settings, folder, world)
         tuning, notes = replace(tuning, phases=(*tuning.phases, critic)), [*notes, *about]

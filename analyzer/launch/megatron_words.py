@@ -49,6 +49,10 @@ class LayoutSettings(NamedTuple):
     """Samples of an iteration, with `steps`."""
     per_step: int = 0
     """Samples of a microbatch, with `steps`; 0 if `microbatch` has them."""
+    overlap: str = ""
+    """What the names of overlapped communication begin with, if they take precedence there."""
+    overriding: frozenset[str] = frozenset()
+    """Fields that the configuration sets where they take precedence over all others."""
 
 
 @dataclass(frozen=True, slots=True)

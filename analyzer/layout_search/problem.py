@@ -74,6 +74,8 @@ class Problem:
 class Jobs:
     """The jobs of a launch with changes. The latest are kept: a search needs the job of a layout at several steps.
 
+    A job of which something is not modelled that is in the launch is none: of a launch with adapters, one without them.
+
     A copy in another process starts empty.
     """
 
@@ -87,9 +89,10 @@ class Jobs:
 
     def _derived(self, changes: tuple[tuple[str, object], ...]) -> TrainingJob | None:
         try:
-            return self._problem.job(dict(changes))
+            job = self._problem.job(dict(changes))
         except AnalyzerError:
             return None
+        return job if frozenset(job.withheld) <= frozenset(self._problem.given.withheld) else None
 
     def __reduce__(self) -> tuple[type[Jobs], tuple[Problem]]:
         return Jobs, (self._problem,)

@@ -169,6 +169,8 @@ class FineTuning:
     """Tokens of the longest sample of a packed microbatch whose number of samples is counted with it; None for other batches."""
     sample_length: int | None = None
     """Tokens of each of them; None if the launch does not tell."""
+    filled: bool = False
+    """Whether microbatches are filled with samples up to a number of tokens, so that their number follows from it."""
     token_score: bool = False
     """The loss reads the logits of two tokens only."""
     distillation: DistillationSpec | None = None

@@ -126,6 +126,9 @@ def check_verdict(document: dict[str, Any]) -> None:
     if capacity is None:
         assert verdict["fits"] is verdict["headroom_bytes"] is None
         return
+    if verdict["withheld"]:
+        assert verdict["fits"] is verdict["headroom_bytes"] is None
+        return
     assert verdict["headroom_bytes"] == capacity - highest
     assert verdict["fits"] == (highest <= capacity)
     assert verdict["state"] in ("tight", "fits" if verdict["fits"] else "does not fit")

@@ -27,7 +27,7 @@ from analyzer.frameworks.prepare import Input, Output
 from analyzer.frameworks.recognize import YAML
 from analyzer.frameworks.yaml_files import keys_of, override, read_tree
 from analyzer.launch.launchers.world import World
-from analyzer.launch.megatron_words import MegatronWords
+from analyzer.launch.megatron_words import LayoutSettings, MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.options.choose_release import LaterRelease
 from analyzer.specs.fine_tuning import FineTuning
@@ -252,6 +252,7 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
         ).joined(variant.parts),
         release=release,
         validated=False,
+        layout=LayoutSettings("model.", overlap="comm_overlap." if _table(config, "comm_overlap") else ""),
     )
 
 

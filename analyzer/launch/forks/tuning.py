@@ -260,7 +260,8 @@ def _of_slime(launch: LaunchOptions) -> FineTuning:
     estimator = launch.word("--advantage-estimator") or "grpo"
     if estimator == "ppo":
         phases.append(Phase(name="critic", on_same_gpus=same))
-    return FineTuning(objective="reinforcement", method=estimator.upper(), adapter=adapter, phases=tuple(phases))
+    filled = launch.has("--use-dynamic-batch-size") and launch.has("--max-tokens-per-gpu")
+    return FineTuning(objective="reinforcement", method=estimator.upper(), adapter=adapter, phases=tuple(phases), filled=filled)
 
 
 def _phases_of_slime(launch: LaunchOptions, *, same: bool) -> Iterator[Phase]:

@@ -131,7 +131,7 @@ def draw(parts: Sequence[RenderableType], *, width: int, colour: bool = False) -
     )
     with console.capture() as captured:
         for part in parts:
-            console.print(_Visible(part))
+            console.print(_Visible(part), crop=False)  # commands to paste are whole
     text = captured.get().replace(NO_BREAK, " ")
     return text if colour else "\n".join(line.rstrip() for line in text.split("\n"))
 

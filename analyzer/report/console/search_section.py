@@ -177,12 +177,21 @@ def continued(command: str, width: int) -> str:
     """A command in lines that a shell reads as one. No line ends between an option and its values, unless they are too long."""
     lines = [""]
     groups = options_with_values(shlex.split(command))
-    parts = [part for group in groups for part in ([group] if group[0].startswith("-") else [[word] for word in group])]
+    parts = [
+        part
+        for group in groups
+        for part in ([group] if _is_option(group) and len(shlex.join(group)) <= width else [[word] for word in group])
+    ]
     for text in map(shlex.join, parts):
         if lines[-1] and len(lines[-1]) + len(text) + 3 > width:
             lines.append("")
         lines[-1] += f" {text}" if lines[-1] else text
     return " \\\n".join(lines)
+
+
+def _is_option(group: Sequence[str]) -> bool:
+    """Whether the words are an option with its values. An option with = has no others."""
+    return group[0].startswith("-") and "=" not in group[0]
 
 
 def print_questions(questions: Sequence[Question], *, stream: TextIO) -> None:
