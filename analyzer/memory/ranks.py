@@ -324,10 +324,9 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, iterations: _Itera
     pool = 0 if graphs is None else round_up(graphs.pool, SEGMENT)
     replayed = 0 if graphs is None else pool + graphs.replay.bytes
     reserved = max(_reserved(peak), 0 if graphs is None else pool + _reserved(graphs.replay))
-    not_created = captured_later if peak.before_capture else 0  # static inputs do not exist yet
-    existing = (
-        run.workspaces if not not_created or graphs is None else tuple(each for each in run.workspaces if each not in graphs.kept)
-    )
+    missing = _not_captured_yet(peak, graphs)
+    not_created = sum(each.bytes for each in missing)
+    existing = tuple(each for each in run.workspaces if each not in missing)
     transient = peak.bytes - states.steady - (workspaces - not_created) - peak.activations
     remainder = transient - total_bytes(peak.transient)
     copies = (
@@ -362,6 +361,14 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, iterations: _Itera
         ),
         microbatches_in_flight=peak.in_flight,
     )
+
+
+def _not_captured_yet(peak: Peak, graphs: GraphMemory | None) -> tuple[Workspace, ...]:
+    """The tensors of CUDA graphs that do not exist at the peak."""
+    if graphs is None:
+        return ()
+    before = peak.before_capture and not graphs.from_start
+    return graphs.kept if before else graphs.after if peak.position.capture else ()
 
 
 def _reserved(peak: Peak) -> int:

@@ -12,6 +12,8 @@ from analyzer.launch.info_options import MODEL
 
 LARGEST: Final = 10**15
 """Numbers above it are not sizes of a model."""
+SMALLEST_SHARE: Final = 1 / 64
+"""Less is no share of the size of a model."""
 LAYERS: Final = frozenset({"num_hidden_layers", "n_layer"})
 """Fields with the number of layers, each of which is looked at."""
 GELU: Final = frozenset({
@@ -79,6 +81,13 @@ class Configuration:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
             raise self._wrong(key, value, "a number")
         return float(value)
+
+    def share(self, key: str, default: float) -> float:
+        """A number from `SMALLEST_SHARE` to 1; `default` if it is missing or null. Raises InputError for anything else."""
+        value = self.number(key, default)
+        if not SMALLEST_SHARE <= value <= 1:
+            raise self._wrong(key, value, f"a number from {SMALLEST_SHARE:g} to 1")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false; `default` if it is missing or null. Raises InputError for anything else."""

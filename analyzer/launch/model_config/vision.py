@@ -169,7 +169,7 @@ def _intern(config: Configuration, width: int) -> Iterator[VisionWeight]:
     yield from linear(f"{layer}.mlp.fc2", hidden, ffn, copies=depth)
     for name in ("layernorm_before", "layernorm_after"):
         yield from norm(f"{layer}.{name}", hidden, copies=depth, bias=norms)
-    merged = hidden * int(1 / config.number("downsample_ratio", 0.5)) ** 2
+    merged = hidden * int(1 / config.share("downsample_ratio", 0.5)) ** 2
     yield from norm("projector.layer_norm", merged)
     yield from linear("projector.linear_1", width, merged)
     yield from linear("projector.linear_2", width, width)

@@ -57,6 +57,8 @@ class GraphMemory:
     """Workspaces of the rank that do not belong to graphs."""
     kept: tuple[Workspace, ...]
     """Static tensors, and workspaces of the capture streams."""
+    after: tuple[Workspace, ...]
+    """Those of them that do not exist during the capture."""
     static_input_gradients: int
     """Bytes of gradients of received inputs that are static, so that they are not allocated between iterations."""
 
@@ -116,6 +118,7 @@ def graph_memory(
         from_start=from_start,
         workspaces=tuple(workspaces),
         kept=(*kept, *after),
+        after=tuple(after),
         static_input_gradients=sum(static) * shapes_of(job).hidden("input").bytes,
     )
 

@@ -297,6 +297,14 @@ def test_wrong_values_of_any_field_are_read_or_refused(kind: str) -> None:
                 megatron_model(Configuration({**base, field: value}, "config.json"))
 
 
+@pytest.mark.parametrize("value", [0, -0.5, 1e-9, 2, float("nan"), "x", True])
+def test_a_share_is_a_part_of_the_whole(value: object) -> None:
+    """`downsample_ratio` of InternVL divides the tokens of an image: 0 was an internal error."""
+    with pytest.raises(InputError, match=r"downsample_ratio of config\.json is .*; give a number"):
+        Configuration({"downsample_ratio": value}, "config.json").share("downsample_ratio", 0.5)
+    assert Configuration({"downsample_ratio": None}, "config.json").share("downsample_ratio", 0.5) == 0.5
+
+
 def test_qwen3_5_is_the_text_model_of_its_configuration(tmp_path: Path) -> None:
     """The published configurations have the fields of the language model in text_config."""
     text = {**of_type("qwen3_5_text"), "full_attention_interval": 3, "num_hidden_layers": 6}
