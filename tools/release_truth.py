@@ -56,6 +56,8 @@ CORE: Final = {
     "router_needs_workspace": Line(r"workspace=get_workspace\(\)", f"{_C}/extensions/transformer_engine.py", since="0.13.0"),
     "adds_by_index": Line("index_add_", f"{_C}/transformer/moe/moe_utils.py"),
     "sorts_positions": Line("num_out_tokens is required for the argsort-based permute", f"{_C}/transformer/moe/moe_utils.py"),
+    "pads_in_permutation": Line(r"align_size=get_align_size_for_quantization", f"{_C}/transformer/moe/token_dispatcher.py"),
+    "pads_16_bit_rows": Line(r"^    return 16$", f"{_C}/transformer/moe/moe_utils.py"),
     "frees_arrivals": Line("dispatched_indices = None", f"{_C}/transformer/moe/token_dispatcher.py"),
     "frees_unsaved_rows": Line("num_local_experts > 1 or config.moe_token_dispatcher_type", _C),
     "marks_split_experts": Line("partition_dim", f"{_C}/extensions/transformer_engine.py"),
@@ -113,6 +115,7 @@ ENGINE: Final = {
     "caches_grouped_dummies": Line("get_dummy_wgrad", f"{_T}/module/grouped_linear.py"),
     "stores_remainders": Line("store_param_remainders", f"{_T}/optimizers/fused_adam.py"),
     "updates_bf16_moments": Line("fuse_unscale", f"{_T}/optimizers/fused_adam.py"),
+    "pads_in_permutation": Line("def moe_permute_and_pad_with_probs", f"{_T}/permutation.py"),
     "fp4_padding": Line("return 128", f"{_T}/quantization.py", 128, 64, since="2.11"),
     "tensorwise_scales": Line(r"amax = torch\.empty\(1,", f"{_T}/tensor/float8_tensor.py", since="2.3"),
 }

@@ -138,6 +138,19 @@ def padded(means: Means, real: Callable[..., torch.Tensor]) -> Callable[..., tor
     return pad
 
 
+def permuting_and_padding(means: Means, real: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the fused permutation that pads the rows of each expert, whose numbers it computes on the GPU."""
+
+    def permute(tokens: Any, probs: Any, routing_map: Any, tokens_per_expert: torch.Tensor, align_size: int) -> Any:
+        counts = tokens_per_expert.to(tokens.device)
+        means.put(counts, float(tokens_per_expert.sum()) / tokens_per_expert.numel())
+        *rest, rows = real(tokens, probs, routing_map, counts, align_size)
+        means.put(rows, means.of(rows), padded=True)
+        return (*rest, rows)
+
+    return permute
+
+
 def equal_parts(real: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the copy of a dispatcher's splits to the host: every tensor-parallel rank has as many rows as this rank."""
 
@@ -214,6 +227,19 @@ def _multiply(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> flo
     return None if left is None or right is None else math.prod((left, right))
 
 
+def _divide(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    del kwargs, result
+    left, right = means.of(args[0]), means.of(args[1])
+    return None if left is None or not right else left / right
+
+
+def _ceiling(means: Means, args: Any, kwargs: Any, result: torch.Tensor) -> float | None:
+    """Of numbers that differ by half a multiple, as in `Means.spread`, if the mean is an integer."""
+    del kwargs, result
+    mean = means.of(args[0])
+    return mean if mean is None else mean + 0.5 if mean == int(mean) else math.ceil(mean)
+
+
 _RULES: dict[Any, Callable[..., float | None]] = {
     aten.zeros.default: _constant(0.0),
     aten.zeros_like.default: _constant(0.0),
@@ -231,6 +257,8 @@ _RULES: dict[Any, Callable[..., float | None]] = {
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,
     aten.mul.Tensor: _multiply,
+    aten.div.Tensor: _divide,
+    aten.ceil.default: _ceiling,
 }
 """Rules for the operations between the router and a value on the host. Views share the storage and need no rule."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from allocator_hook.shadow import sharding
-from allocator_hook.shadow.balance import ImagePlaces, Means, equal_parts, padded
+from allocator_hook.shadow.balance import ImagePlaces, Means, equal_parts, padded, permuting_and_padding
 from allocator_hook.shadow.facade import fake_cuda
 from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.jit import FakeCompiler
@@ -172,8 +172,8 @@ def _padding(job: TrainingJob) -> tuple[int, bool]:
     Otherwise the map of the router is padded before rows are sent. If inputs are padded to the capacity, all experts have as many
     rows.
     """
-    moe, fp8 = job.model.moe, job.precision.fp8
-    if moe is None or fp8 is None or moe.pad_to_capacity:
+    moe = job.model.moe
+    if moe is None or moe.pad_to_capacity:
         return 1, True
     return Routing(shapes_of(job)).padded_to, moe.flex is not None or not moe.pad_for_quantization
 
@@ -190,6 +190,9 @@ def _router_padding(means: Means) -> Iterator[Patch]:
     for name in ("pad_routing_map", "fused_pad_routing_map"):
         if hasattr(dispatcher, name):
             yield Patch(dispatcher, name, padded(means, getattr(dispatcher, name)), "the amount of padding depends on values")
+    utils, name = import_module("megatron.core.transformer.moe.moe_utils"), "fused_permute_and_pad_with_probs"
+    if getattr(utils, name, None) is not None:
+        yield Patch(utils, name, permuting_and_padding(means, getattr(utils, name)), "the amount of padding depends on values")
     exchanging, name = dispatcher.MoEAlltoAllTokenDispatcher, "_maybe_dtoh_and_synchronize"
     if hasattr(exchanging, name):
         yield Patch(exchanging, name, equal_parts(getattr(exchanging, name)), "the rows of tensor-parallel ranks depend on values")

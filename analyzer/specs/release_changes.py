@@ -93,6 +93,11 @@ class CoreBehavior(Behavior):
     """With `--deterministic-mode`, outputs of experts are summed by `index_add_` (`unpermute`, transformer/moe/moe_utils.py)."""
     sorts_positions: bool = _during(since="0.17")
     """An unfused permutation sorts all pairs of expert and token, and saves their positions (`permute`, the same file)."""
+    pads_in_permutation: bool = _during(since="0.17")
+    """DeepEP's dispatcher gives the fused permutation the multiple of rows that FP8 needs (`_DeepepManager`,
+    transformer/moe/token_dispatcher.py)."""
+    pads_16_bit_rows: bool = _during(since="0.16", until="0.18")
+    """It gives one without FP8 too (`get_align_size_for_quantization`, transformer/moe/moe_utils.py)."""
     frees_arrivals: bool = _during(since="0.18")
     """DeepEP's dispatcher drops the choices of arrived tokens after it has combined the rows (`_DeepepManager.combine`)."""
     frees_unsaved_rows: bool = _during(since="0.17")
@@ -247,6 +252,8 @@ class EngineBehavior(Behavior):
     """The kernels of Adam update moments in place if both are bf16 (`fuse_unscale`, the same file)."""
     fp4_padding: int = _by_release(64, {"2.12": 128})
     """The rows of each expert in FP4 are padded to a multiple of this (`get_align_size_for_quantization`)."""
+    pads_in_permutation: bool = _during(since="2.12")
+    """A fused permutation can pad the rows of each expert (`moe_permute_and_pad_with_probs`, permutation.py)."""
     tensorwise_scales: bool = _during(until="2.16")
     """Quantizers with current scaling (tensorwise) have a scaling factor and an amax of their own."""
 

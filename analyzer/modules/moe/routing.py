@@ -38,6 +38,8 @@ ROW_ID_MAP: Final = "row id map"
 """Name of the map with which a fused kernel permutes rows."""
 _FUSED_MULTIPLE: Final = 256
 """The allocated rows are a multiple of this (`get_align_size_for_quantization` with fused operations, core 0.18)."""
+_IN_16_BIT: Final = 16
+"""That of `get_align_size_for_quantization` without FP8 in core 0.17."""
 SHARED_OUTPUT: Final = "output of the shared experts"
 SHARED_GRADIENT: Final = "gradient for the shared experts"
 """Name of the gradient of the layer's output, which the shared experts need later than the routed ones."""
@@ -125,11 +127,18 @@ class Routing:
 
     @property
     def _padded_on_arrival(self) -> bool:
-        """Whether the flex dispatcher pads: HybridEP always does, DeepEP if the routing map is padded."""
+        """Whether the flex dispatcher pads: HybridEP does, and DeepEP if the routing map is padded, or in a fused permutation."""
         moe = self.moe
         if moe.flex is None or moe.pad_to_capacity:
             return False
-        return moe.flex.backend == "hybridep" or moe.pad_for_quantization
+        return moe.flex.backend == "hybridep" or moe.pad_for_quantization or self._padded_in_permutation
+
+    @property
+    def _padded_in_permutation(self) -> bool:
+        """Whether DeepEP's dispatcher permutes and pads in one kernel."""
+        moe, inputs = self.moe, self.shapes.inputs
+        of_releases = inputs.core.pads_in_permutation and inputs.engine.pads_in_permutation
+        return of_releases and moe.permute_fusion and moe.flex is not None and moe.flex.backend == "deepep"
 
     def _padding(self, groups: int) -> int:
         """Padding of `groups` groups of rows to the multiple that FP8 GEMMs need: half a multiple per group on average.
@@ -140,14 +149,14 @@ class Routing:
 
     @cached_property
     def padded_to(self) -> int:
-        """The rows of each expert are padded to a multiple of this; 1 without FP8.
+        """The rows of each expert are padded to a multiple of this; 1 without FP8, except in a release.
 
         In layers in 16 bit `Fp8Padding` of Transformer Engine takes the default recipe of the GPU (`get_default_fp8_recipe`).
         Fused operations: `get_align_size_for_quantization` (core/transformer/moe/moe_utils.py, 0.18).
         """
         inputs = self.shapes.inputs
         if inputs.padding_recipe is None:
-            return 1
+            return _IN_16_BIT if self._padded_in_permutation and inputs.core.pads_16_bit_rows else 1
         if self.moe.fused_operations:
             return _FUSED_MULTIPLE
         by_megatron = self.moe.pad_for_quantization or self._padded_on_arrival or not self.moe.grouped_gemm

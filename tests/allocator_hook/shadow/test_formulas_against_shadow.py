@@ -196,6 +196,12 @@ GRID = {
     "mixtral, imbalanced, tp2 sp": f"--bf16 {LLAMA} {MOE} --tensor-model-parallel-size 2 --sequence-parallel "
     "--info-moe-imbalance 1.25",
     "deepep": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep --moe-permute-fusion",
+    "deepep, fp8": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep --moe-permute-fusion "
+    "--fp8-format hybrid --fp8-recipe tensorwise",
+    "deepep, fp8 blockwise": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep --moe-permute-fusion "
+    "--fp8-format e4m3 --fp8-recipe blockwise",
+    "deepep, fp8, unfused permutation": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep "
+    "--fp8-format hybrid --fp8-recipe tensorwise",
     "deepep, unfused permutation": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep",
     "hybridep, tp2 sp pp2": f"--bf16 {LLAMA} {FLEX} {SPLIT} --expert-model-parallel-size 2 --moe-flex-dispatcher-backend hybridep",
     "llama, userbuffers, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --tp-comm-overlap",
