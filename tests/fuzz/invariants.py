@@ -92,11 +92,18 @@ def check_model(document: dict[str, Any]) -> None:
     layers: dict[int, list[int]] = {}
     for entry in document["ranks"]:
         layers[entry["pipeline_rank"]] = [layer for chunk in entry["chunks"] for layer in chunk["layers"]]
-        assert entry["parameters_routed_experts"] <= entry["parameters"] <= model["parameters"]
+        # a stage with MTP layers has tied embeddings twice: for the tokens of these layers, and as its output layer
+        copies = sum(_has_tokens(chunk["tree"]) for chunk in entry["chunks"] if layers[entry["pipeline_rank"]][:1] != [1])
+        assert entry["parameters_routed_experts"] <= entry["parameters"] <= model["parameters"] * (1 + copies)
         assert entry["parameters"] == sum(chunk["tree"]["parameters"] for chunk in entry["chunks"])
     found = sorted(chain.from_iterable(layers.values()))
     assert found == list(range(1, len(found) + 1))
     assert sorted(layers) == list(range(document["parallel"]["pipeline"]))
+
+
+def _has_tokens(tree: dict[str, Any]) -> bool:
+    """Whether a chunk has an embedding."""
+    return any(child["name"] == "embedding" for child in tree["children"])
 
 
 def check_memory(memory: dict[str, Any]) -> None:
