@@ -317,7 +317,9 @@ class _Tensors:
             if allocates:
                 self._workspaces.append(tensors)
             else:
-                self._workspaces.pop()
+                freed = 0
+                while freed < len(tensors):  # a checkpoint allocates in two steps, and frees in one
+                    freed += len(self._workspaces.pop())
         elif role is Role.RELOADED:
             if allocates:
                 self._frame.extend(tensors)
