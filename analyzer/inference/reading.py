@@ -45,6 +45,8 @@ _TRAINING_VALUES: Final[Mapping[str, object]] = {
     "microbatch_group_size_per_vp_stage": None, "overlap_p2p_comm": False, "overlap_p2p_comm_warmup_flush": False,
 }  # fmt: skip
 """Values that replace those of options without effect on inference, so that they need not suit a training."""
+LENGTH_MULTIPLE: Final = 128
+"""Tokens of a rank that suit all recipes of FP8."""
 _OF_TRAINING: Final = ("CUDA_DEVICE_MAX_CONNECTIONS", "--global-batch-size is not given")
 """Words in assumptions about training only."""
 _WORDS_OF_TRAINING: Final = re.compile(r" --(seq-length \d+|micro-batch-size \d+|use-distributed-optimizer)(,|(?=\.))")
@@ -185,6 +187,10 @@ def _without_training(arguments: Arguments) -> Arguments:
     changed = {dest: value for dest, value in _TRAINING_VALUES.items() if dest in arguments.values}
     if tensor > 1 and arguments.get("num_experts") and "sequence_parallel" in arguments.values:
         changed["sequence_parallel"] = True  # Megatron needs it to train experts with tensor parallelism
+    if arguments.get("fp8") is not None or arguments.get("fp4") is not None:  # for which a training needs a multiple
+        multiple = LENGTH_MULTIPLE * tensor * (positive(arguments, "context_parallel_size") or 1)
+        length = positive(arguments, "seq_length") or multiple
+        changed["seq_length"] = max(length // multiple * multiple, min(length, multiple))
     if arguments.get("transformer_impl") == "inference_optimized":
         changed["transformer_impl"] = "transformer_engine"
     values = MappingProxyType({**arguments.values, **changed})

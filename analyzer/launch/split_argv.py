@@ -97,15 +97,19 @@ class _Splitter:
         self.options.append((option.dest, value, option.written))
         self.any_entry = self.any_entry or option.dest in ("module", "no_python")
 
+    def _names_module(self) -> bool:
+        """Whether the next word follows -m."""
+        return bool(self.options) and self.options[-1][0] == "module"
+
     def _operand(self, word: str) -> None:
         started = self.launcher is not None or self.options or self.megatron
         if self.entry is not None:
             self.megatron.append(word)
-        elif not started and _PYTHON.fullmatch(word):
+        elif not self.megatron and not self._names_module() and _PYTHON.fullmatch(word):
             return
-        elif word in NAMES:
+        elif word.rpartition("/")[2] in NAMES:
             self.options = [option for option in self.options if option[0] != "module"]
-            self.launcher, self.any_entry = NAMES[word], False
+            self.launcher, self.any_entry = NAMES[word.rpartition("/")[2]], False
         elif word == SUBCOMMAND and (self.launcher == ACCELERATE or not started):
             self.launcher = ACCELERATE
         elif word.endswith(".py") or self.any_entry:

@@ -178,3 +178,18 @@ def test_the_interpreter_is_before_a_launcher_or_a_script(python: str) -> None:
     for command in ("pretrain_gpt.py --num-layers 2", "-m torch.distributed.run --nproc-per-node 8 pretrain_gpt.py --num-layers 2"):
         assert split(f"{python} {command}") == split(command)
     assert split("--data-path python pretrain_gpt.py").megatron == ("--data-path", "python")
+    assert split(f"--nproc-per-node 8 {python} pretrain_gpt.py") == split("--nproc-per-node 8 pretrain_gpt.py")
+    assert split(f"torchrun --no-python {python} pretrain_gpt.py") == split("torchrun --no-python pretrain_gpt.py")
+    assert split("-m python --num-layers 2").entry == "python"
+
+
+def test_launchers_have_paths_and_modules() -> None:
+    for path, name in (("/usr/local/bin/torchrun", "torchrun"), ("python3 /opt/bin/deepspeed", "deepspeed")):
+        assert split(f"{path} pretrain_gpt.py") == split(f"{name} pretrain_gpt.py")
+    for module, line in (
+        ("deepspeed.launcher.runner", "deepspeed --num_gpus 8"),
+        ("accelerate.commands.launch", "accelerate launch --num_processes 8"),
+    ):
+        rest = line.split()[1:] if module.startswith("deepspeed") else line.split()[2:]
+        found, named = split(f"python3 -m {module} {' '.join(rest)} pretrain_gpt.py"), split(f"{line} pretrain_gpt.py")
+        assert (found.launcher, found.launcher_options, found.entry) == (named.launcher, named.launcher_options, named.entry)

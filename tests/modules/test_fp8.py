@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import analyzer
 from analyzer.communication.data_parallel import data_parallel_calls
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.memory.chunk_memory import Situation, chunk_memory
@@ -51,6 +52,9 @@ WORKSPACES = (
     "FP8 copies of weights",
     "FP8 scaling factors",
 )
+
+
+LATENT = "--multi-latent-attention --qk-head-dim 64 --qk-pos-emb-head-dim 32 --v-head-dim 64 --position-embedding-type rope"
 
 
 def fp8(recipe: str, rest: str = "", *, blackwell: bool = False) -> TrainingJob:
@@ -306,12 +310,43 @@ def test_earlier_releases_cannot_cast_to_stored_fp4() -> None:
         ("mxfp8", "--seq-length 2040", "seq_length"),  # 4080 tokens
         ("mxfp8", "--kv-channels 33", "kv_channels"),
         ("delayed", "--hidden-size 1032 --kv-channels 64", "hidden_size"),
+        ("tensorwise", f"{LATENT} --kv-lora-rank 520", "kv_lora_rank"),
+        ("tensorwise", f"{LATENT} --q-lora-rank 1544", "q_lora_rank"),
+        ("tensorwise", f"{EXPERTS} --moe-shared-expert-intermediate-size 1032", "moe_shared_expert_intermediate_size"),
+        ("mxfp8", f"{EXPERTS} --moe-ffn-hidden-size 1040", "moe_ffn_hidden_size"),
     ],
 )
 def test_sizes_that_have_no_kernel(recipe: str, rest: str, dest: str) -> None:
     """`assert_dim_for_fp8_exec`: 8 and 16; `create_tensor` of the MXFP8 quantizer: 32 and 32."""
     with pytest.raises(InputError, match=flag_of(dest)):
         fp8(recipe, rest, blackwell=recipe == "mxfp8")
+
+
+def test_fp4_of_overlapped_microbatches_needs_no_sizes() -> None:
+    """Their layers run in 16 bit."""
+    line = (
+        f"{EXPERTS} --fp4-format e2m1 --seq-length 2044 --micro-batch-size 1 --expert-model-parallel-size 2 --global-batch-size 8"
+    )
+    job = job_of(f"{line} --overlap-moe-expert-parallel-comm", base=ONE_LAYER, gpu=BLACKWELL)
+    assert not list(quantized_violations(job))
+    with pytest.raises(InputError, match="2044 tokens of a rank cannot be multiplied in FP4"):
+        job_of(line, base=ONE_LAYER, gpu=BLACKWELL)
+
+
+def test_a_generation_has_tokens_of_its_own() -> None:
+    line = f"{ONE_LAYER} --fp8-format hybrid --fp8-recipe tensorwise --seq-length 2044 --micro-batch-size 1 --info-gpu H100-80GB"
+    report = analyzer.analyze_inference(line.split(), batch=1, prompt=128, generate=8, environ={})
+    assert report.limits is not None
+
+
+@pytest.mark.parametrize("task", ["sft", "pt"])
+def test_ms_swift_pads_for_fp8(task: str) -> None:
+    """`get_padding_to` of swift/megatron/utils, so that the longest sequence need not be a multiple."""
+    words = (
+        f"megatron {task} --model Qwen/Qwen3-8B --max_length 4100 --micro_batch_size 1 --global_batch_size 32 --info-world-size 8 "
+        "--tensor_model_parallel_size 4 --sequence_parallel true --fp8_format hybrid --fp8_recipe tensorwise --info-gpu H100-80GB"
+    )
+    assert analyzer.analyze(words.split(), environ={}).job.batch.seq_length == 4100
 
 
 @pytest.mark.parametrize(
@@ -322,6 +357,12 @@ def test_sizes_that_have_no_kernel(recipe: str, rest: str, dest: str) -> None:
         ("delayed", "--seq-length 2044"),  # 4088 tokens of both sequences
         ("mxfp8", "--seq-length 2032"),
         ("delayed", "--ffn-hidden-size 4090 --num-experts 8 --moe-ffn-hidden-size 1024 --disable-bias-linear"),  # no dense layer
+        ("tensorwise", f"{EXPERTS} --moe-ffn-hidden-size 1032"),  # grouped, without blocks
+        (
+            "tensorwise",  # the dense layer is in 16 bit
+            f"{EXPERTS} --num-layers 2 --moe-layer-freq [0,1] --ffn-hidden-size 4090 --first-last-layers-bf16 "
+            "--num-layers-at-start-in-bf16 1 --num-layers-at-end-in-bf16 0",
+        ),
     ],
 )
 def test_sizes_that_have_a_kernel(recipe: str, rest: str) -> None:

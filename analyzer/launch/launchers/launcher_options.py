@@ -17,7 +17,9 @@ NAMES: Final = {
     "torch.distributed.run": TORCHRUN,
     "torch.distributed.launch": TORCHRUN,
     "deepspeed": DEEPSPEED,
+    "deepspeed.launcher.runner": DEEPSPEED,
     "accelerate": ACCELERATE,
+    "accelerate.commands.launch": ACCELERATE,
 }
 """Launchers by their name in a command."""
 

@@ -149,14 +149,16 @@ class Routing:
 
     @cached_property
     def padded_to(self) -> int:
-        """The rows of each expert are padded to a multiple of this; 1 without FP8, except in a release.
+        """The rows of each expert are padded to a multiple of this; 1 without FP8, except in a permutation.
 
         In layers in 16 bit `Fp8Padding` of Transformer Engine takes the default recipe of the GPU (`get_default_fp8_recipe`).
         Fused operations: `get_align_size_for_quantization` (core/transformer/moe/moe_utils.py, 0.18).
         """
         inputs = self.shapes.inputs
         if inputs.padding_recipe is None:
-            return _IN_16_BIT if self._padded_in_permutation and inputs.core.pads_16_bit_rows else 1
+            if not self._padded_in_permutation:
+                return 1
+            return _FUSED_MULTIPLE if self.moe.fused_operations else _IN_16_BIT if inputs.core.pads_16_bit_rows else 1
         if self.moe.fused_operations:
             return _FUSED_MULTIPLE
         by_megatron = self.moe.pad_for_quantization or self._padded_on_arrival or not self.moe.grouped_gemm

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from analyzer.specs.job import TrainingJob
+from analyzer.specs.precision import Fp8Spec
 from analyzer.specs.rules.violation import Violation, multiple_near
 
 BLOCKS: Final = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}
@@ -31,6 +32,8 @@ def quantized_violations(job: TrainingJob) -> Iterator[Violation]:
         yield from _without_cast(job)
     if fp8.layers_at_start_in_16_bit + fp8.layers_at_end_in_16_bit >= job.model.num_layers:
         return
+    if fp8.recipe == "nvfp4" and job.flags.overlap_moe_expert_parallel_comm:  # whose layers run in 16 bit
+        return
     yield from _in_matrices(job)
     if parallel.tensor == 1 or not parallel.sequence_parallel or job.software.te_is_before("2.11"):
         return
@@ -42,32 +45,52 @@ def quantized_violations(job: TrainingJob) -> Iterator[Violation]:
 
 
 def _in_matrices(job: TrainingJob) -> Iterator[Violation]:
-    """The matrices of linear layers have sizes that FP8 has kernels for.
+    """The matrices of linear layers have sizes that FP8 has kernels for. Weights of experts are only quantized.
 
     Source: `assert_dim_for_fp8_exec` (transformer_engine/pytorch/utils.py, 1.0 to 2.18), and `create_tensor` of the quantizers with
     blocks (pytorch/csrc/quantizer.cpp).
     """
-    fp8, model, parallel = job.precision.fp8, job.model, job.parallel
+    fp8, parallel, tuning = job.precision.fp8, job.parallel, job.tuning
     assert fp8 is not None
-    block = BLOCKS.get(fp8.recipe, 1) if fp8.recipe != "blockwise" else 1
+    name, block = "FP4" if fp8.recipe == "nvfp4" else "FP8", 1 if fp8.recipe == "blockwise" else BLOCKS.get(fp8.recipe, 1)
     leading, last = max(block, _LEADING), max(block, _LAST)
-    widths: dict[str, tuple[int, int]] = {"hidden_size": (model.hidden_size, 1)}
-    if model.hybrid is None and model.linear_attention is None:
-        heads = model.num_attention_heads * (model.kv_channels if model.mla is None else model.mla.v_head_dim)
-        widths["kv_channels" if model.mla is None else "v_head_dim"] = (heads, parallel.tensor)
-        if model.moe is None or not all(model.moe.layers):
-            widths["ffn_hidden_size"] = (model.ffn_hidden_size, parallel.tensor)
-    for dest, (width, ranks) in widths.items():
-        if width // ranks % last:
+    for dest, width, ranks in _widths(job, fp8):
+        multiple = block if dest == "moe_ffn_hidden_size" else last
+        if width // ranks % multiple:
             part = f" on each of {ranks} tensor-parallel ranks" if ranks > 1 else ""
-            fault = f"linear layers with {width // ranks} inputs{part} cannot be multiplied in FP8, which needs multiples of {last}"
-            total = f"{multiple_near(width, last * ranks)}{'' if dest in ('hidden_size', 'ffn_hidden_size') else ' for all heads'}"
+            needed = f"cannot be multiplied in {name}, which needs multiples of {multiple}"
+            fault = f"linear layers with {width // ranks} inputs{part} {needed}"
+            total = f"{multiple_near(width, multiple * ranks)}{' for all heads' if dest in _OF_HEADS else ''}"
             yield Violation((dest,), fault, f"use {total}, or train in 16 bit")
     split = parallel.context * (parallel.tensor if parallel.sequence_parallel else 1)
     tokens = job.batch.seq_length // split * job.batch.micro_batch_size
-    if tokens % leading and job.tuning.objective == "language model" and not job.tuning.packed:
-        fault = f"{tokens} tokens of a rank cannot be multiplied in FP8, which needs multiples of {leading}"
+    padded = tuning.packed or tuning.longest_counted or tuning.filled or tuning.objective != "language model"
+    if tokens % leading and not padded:
+        fault = f"{tokens} tokens of a rank cannot be multiplied in {name}, which needs multiples of {leading}"
         yield Violation(("seq_length",), fault, f"use {multiple_near(job.batch.seq_length, leading * split)}, or train in 16 bit")
+
+
+_OF_HEADS: Final = ("kv_channels", "v_head_dim")
+
+
+def _widths(job: TrainingJob, fp8: Fp8Spec) -> Iterator[tuple[str, int, int]]:
+    """The widths of the inputs of linear layers in FP8: the option, the elements, and the ranks that split them."""
+    model, parallel = job.model, job.parallel
+    yield "hidden_size", model.hidden_size, 1
+    if model.hybrid is not None or model.linear_attention is not None or model.blocks:
+        return
+    mla, moe = model.mla, model.moe
+    heads = model.num_attention_heads * (model.kv_channels if mla is None else mla.v_head_dim)
+    yield "kv_channels" if mla is None else "v_head_dim", heads, parallel.tensor
+    if mla is not None:
+        yield "kv_lora_rank", mla.kv_lora_rank, 1
+        yield "q_lora_rank", mla.q_lora_rank or 0, 1
+    layers = range(fp8.layers_at_start_in_16_bit, model.num_layers - fp8.layers_at_end_in_16_bit)
+    if moe is None or not all(moe.layers[layer] for layer in layers):
+        yield "ffn_hidden_size", model.ffn_hidden_size, parallel.tensor
+    if moe is not None and any(moe.layers[layer] for layer in layers):
+        yield "moe_shared_expert_intermediate_size", moe.shared_ffn_hidden_size or 0, parallel.tensor
+        yield "moe_ffn_hidden_size", moe.ffn_hidden_size, parallel.expert_tensor
 
 
 def _without_columns(job: TrainingJob) -> Iterator[Violation]:

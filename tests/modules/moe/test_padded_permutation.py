@@ -53,3 +53,9 @@ def test_rows_are_padded_once(rest: str, release: str, te: str, on_arrival: bool
 def test_0_17_pads_in_16_bit_too(release: str, padding: int) -> None:
     """`get_align_size_for_quantization` of core 0.17 is 16 without FP8, and 0 later."""
     assert routing(FUSED, release=release, te="2.13").rows == CHOICES + padding
+
+
+def test_fused_operations_pad_in_16_bit_too() -> None:
+    """`get_align_size_for_quantization` returns 256 before it looks at FP8 (0.18)."""
+    found = routing(f"{FUSED} --use-transformer-engine-op-fuser", release="0.18.2", te="2.14")
+    assert found.rows == CHOICES + LOCAL_EXPERTS * 256 // 2
