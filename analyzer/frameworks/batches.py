@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import LayoutSettings
+from analyzer.specs.fine_tuning import FineTuning
 
 
 class Batch(NamedTuple):
@@ -19,6 +21,16 @@ class Batch(NamedTuple):
     """Whether microbatches are filled up to a number of tokens."""
     layout: LayoutSettings | None = None
     """Where the layout is set."""
+
+    def tuned(self, tuning: FineTuning) -> FineTuning:
+        """The tuning with what the batch says of its samples."""
+        return replace(tuning, longest_sample=self.longest_sample, filled=self.filled)
+
+
+def plain_batch(length: int, micro: int, samples: int, *, note: str, layout: LayoutSettings) -> Batch:
+    """Microbatches of `micro` sequences with `length` tokens, of `samples` sequences in an iteration."""
+    words = ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)]
+    return Batch(words, [note], layout=layout)
 
 
 def replicas_of(world: World, *sizes: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_adapter, bridge_vision, frozen_parts
-from analyzer.frameworks.batches import Batch, packed_batch, replicas_of
+from analyzer.frameworks.batches import Batch, packed_batch, plain_batch, replicas_of
 from analyzer.frameworks.models import NamedModel, named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
@@ -160,10 +160,10 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         statements=tuple(_statements(tree, found)),
         unknown=tuple(found.unknown),
         withheld=_withheld(method, found),
-        tuning=replace(_tuning(tree, method), vision=_vision(config), longest_sample=batch.longest_sample, filled=batch.filled),
+        tuning=batch.tuned(replace(_tuning(tree, method), vision=_vision(config))),
         parts=ModelParts(builder=NEMO_RL),
         release=_OF_HYBRIDS if model.letters else None,
-        layout=None if batch.layout is None else batch.layout._replace(overriding=frozenset(table(config, "model_overrides"))),
+        layout=batch.layout,
     )
 
 
@@ -189,6 +189,8 @@ def _batch(policy: Tree, world: World, *, pairs: bool) -> Batch:
     length = _count(policy, "max_total_sequence_length")
     micro, samples = _count(policy, "train_micro_batch_size"), _count(policy, "train_global_batch_size")
     replicas = replicas_of(world, *(natural(str(get(policy, f"megatron_cfg.{name}"))) or 1 for name in _MODEL_PARALLEL))
+    overriding = frozenset(table(policy, "megatron_cfg.model_overrides"))
+    layout = LayoutSettings(_ENGINE, microbatch="policy.train_micro_batch_size", value=micro, overriding=overriding)
     if pairs:
         micro, samples = 2 * micro, 2 * samples
     for packing in ("sequence_packing", "dynamic_batching"):
@@ -197,13 +199,11 @@ def _batch(policy: Tree, world: World, *, pairs: bool) -> Batch:
             tokens = _count(policy, f"{packing}.train_mb_tokens", length * micro)
             batch = packed_batch(tokens, setting, samples=samples, length=length, replicas=replicas)
             longest = batch.longest_sample if packing == "sequence_packing" else None
-            layout = LayoutSettings(_ENGINE, microbatch=setting, value=tokens)
+            layout = layout._replace(microbatch=setting, value=tokens)
             return batch._replace(words=[*batch.words, _UNMASKED], longest_sample=longest, layout=layout)
     note = f"Sequences are assumed to have {length} tokens, from policy.max_total_sequence_length."
     note += " A sample is two sequences." if pairs else ""
-    words = ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)]
-    layout = LayoutSettings(_ENGINE, microbatch="policy.train_micro_batch_size", value=_count(policy, "train_micro_batch_size"))
-    return Batch(words, [note], layout=layout)
+    return plain_batch(length, micro, samples, note=note, layout=layout)
 
 
 def _count(policy: Tree, key: str, default: int | None = None) -> int:

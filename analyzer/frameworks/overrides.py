@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from analyzer.frameworks.options import RENAMED, text
 from analyzer.frameworks.recognize import YAML, words_of_launch
-from analyzer.launch.argv_parser import options_with_values
+from analyzer.launch.argv_parser import options_with_values, words_of_options
 from analyzer.launch.megatron_words import LayoutSettings
 from analyzer.specs.option_names import flag_of
 
@@ -200,7 +200,7 @@ def _of_swift(launch: Launch, words: Sequence[str], changes: Changes) -> list[st
 
     A microbatch has samples, which are two sequences each in DPO.
     """
-    changed = {flag_of(dest)[2:].replace("-", "_"): value for dest, value in changes.items()}
+    changed = {_with_underscores(flag_of(dest)): value for dest, value in changes.items()}
     if "num_virtual_stages_per_pipeline_rank" in changed:
         changed["virtual_pipeline_model_parallel_size"] = changed.pop("num_virtual_stages_per_pipeline_rank")
     micro = changed.get(_MICRO)
@@ -208,7 +208,7 @@ def _of_swift(launch: Launch, words: Sequence[str], changes: Changes) -> list[st
         changed[_MICRO] = micro // launch.job.tuning.sequences_per_sample
     if changed.get("recompute_granularity", "") is None:
         changed["recompute_granularity"] = "none"
-    kept = [word for group in options_with_values(words) if _dest(group) not in changed for word in group]
+    kept = _without(words, changed)
     if any(word.endswith(YAML) for word in words):
         return [*kept, *(f"{dest}={_value(value)}" for dest, value in changed.items())]
     for dest, value in changed.items():
@@ -225,17 +225,20 @@ def _of_slime(launch: Launch, words: Sequence[str], changes: Changes) -> list[st
         changed.pop(_MICRO, None)
         if (old.micro_batch, old.context) != (new.micro_batch, new.context):
             changed["max_tokens_per_gpu"] = launch.job.batch.seq_length * new.micro_batch // new.context
-    flags = {_dest([flag_of(dest)]) for dest in changed}
-    kept = [word for group in options_with_values(words) if _dest(group) not in flags for word in group]
-    for dest, value in changed.items():
-        if value is not None and value is not False:
-            values = [] if value is True else map(text, value) if isinstance(value, list | tuple) else [text(value)]
-            kept += [flag_of(dest), *values]
-    return kept
+    by_flag = {flag_of(dest): value for dest, value in changed.items()}
+    return [*_without(words, map(_with_underscores, by_flag)), *words_of_options(by_flag)]
 
 
-def _dest(group: Sequence[str]) -> str:
-    return group[0].partition("=")[0].removeprefix("--").replace("-", "_")
+def _without(words: Sequence[str], names: Iterable[str]) -> list[str]:
+    """`words` without the options with these names, which have underscores."""
+    dropped = frozenset(names)
+    groups = options_with_values(words)
+    return [word for group in groups if _with_underscores(group[0].partition("=")[0]) not in dropped for word in group]
+
+
+def _with_underscores(flag: str) -> str:
+    """'tensor_model_parallel_size' for '--tensor-model-parallel-size'."""
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _value(value: object) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
-from analyzer.frameworks.batches import Batch, packed_batch, replicas_of
+from analyzer.frameworks.batches import Batch, packed_batch, plain_batch, replicas_of
 from analyzer.frameworks.models import named_model
 from analyzer.frameworks.options import Fields, Words, is_true
 from analyzer.frameworks.prepare import Input, Output
@@ -133,7 +133,7 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
         statements=found.statements(),
         unknown=tuple(found.unknown),
         withheld=tuple(_withheld(found, tuning)),
-        tuning=replace(tuning, vision=_vision(worker, role), longest_sample=batch.longest_sample, filled=batch.filled),
+        tuning=batch.tuned(replace(tuning, vision=_vision(worker, role))),
         layout=batch.layout,
     )
 
@@ -229,8 +229,7 @@ def _batch(tree: Tree, worker: Tree, role: str, config: Tree, world: World) -> B
         padded = is_true(worker.get("use_dynamic_batching_in_train"))
         return batch._replace(longest_sample=None) if padded else batch
     note = f"Sequences are assumed to have {length} tokens, the longest of the configuration."
-    words = ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)]
-    return Batch(words, [note], layout=layout)
+    return plain_batch(length, micro, samples, note=note, layout=layout)
 
 
 def _layout_settings(tree: Tree, role: str, *, samples: int) -> LayoutSettings:
@@ -267,7 +266,7 @@ def _packing(worker: Tree, role: str, most: int) -> tuple[int, str]:
     if not is_true(worker.get("use_sequence_packing")):
         return 0, ""
     balanced = get(worker, "sequence_packing_args.algorithm", "none") == "load_balance"
-    tokens = natural(str(get(worker, f"{_PACKED}", ""))) if balanced else None
+    tokens = natural(str(get(worker, _PACKED, ""))) if balanced else None
     return (tokens, f"{role}.{_PACKED}") if tokens else (most, "")
 
 

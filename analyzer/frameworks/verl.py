@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.frameworks.adapters import bridge_vision, check_dropout, dtype_name, is_regathered, kind_named, settings_of_adapter
-from analyzer.frameworks.batches import Batch, packed_batch, replicas_of
+from analyzer.frameworks.batches import Batch, packed_batch, plain_batch, replicas_of
 from analyzer.frameworks.models import NamedModel, named_model
 from analyzer.frameworks.options import Fields, Words
 from analyzer.frameworks.prepare import Input, Output
@@ -139,8 +139,7 @@ def _read(settings: Mapping[str, str], folder: Path) -> MegatronWords:
     batch = _batch(settings, world) if names is _OF_ACTOR else _batch_of_tuning(settings, world)
     notes = batch.notes
     what = "its actor" if names is _OF_ACTOR else "supervised fine-tuning"
-    tuning = replace(_tuning(settings, names), vision=_vision(settings, names))
-    tuning = replace(tuning, longest_sample=batch.longest_sample, filled=batch.filled)
+    tuning = batch.tuned(replace(_tuning(settings, names), vision=_vision(settings, names)))
     if names is _OF_ACTOR and _has_critic(settings):
         critic, about = _critic(settings, folder, world)
         tuning, notes = replace(tuning, phases=(*tuning.phases, critic)), [*notes, *about]
@@ -438,8 +437,7 @@ def _batch(settings: Mapping[str, str], world: World) -> Batch:
     setting = f"{_ACTOR}ppo_micro_batch_size_per_gpu"
     micro = _count(settings, setting, 1)
     note = f"Sequences are assumed to have {length} tokens, the longest prompt and response."
-    words = ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)]
-    return Batch(words, [note], layout=_layout(settings, _OF_ACTOR.engine, setting, micro))
+    return plain_batch(length, micro, samples, note=note, layout=_layout(settings, _OF_ACTOR.engine, setting, micro))
 
 
 def _packed(settings: Mapping[str, str], engine: str, world: World, packed: tuple[int, str], batch: tuple[int, int]) -> Batch:
@@ -466,8 +464,7 @@ def _batch_of_tuning(settings: Mapping[str, str], world: World) -> Batch:
     setting = "data.micro_batch_size_per_gpu"
     micro = _count(settings, setting, 4)
     note = f"Sequences are assumed to have {length} tokens, from data.max_length."
-    words = ["--seq-length", str(length), "--micro-batch-size", str(micro), "--global-batch-size", str(samples)]
-    return Batch(words, [note], layout=_layout(settings, _OF_TUNING.engine, setting, micro))
+    return plain_batch(length, micro, samples, note=note, layout=_layout(settings, _OF_TUNING.engine, setting, micro))
 
 
 def _layout(settings: Mapping[str, str], engine: str, microbatch: str, value: int, *, of_rank: bool = False) -> LayoutSettings:

@@ -45,7 +45,7 @@ _TRAINING_VALUES: Final[Mapping[str, object]] = {
     "microbatch_group_size_per_vp_stage": None, "overlap_p2p_comm": False, "overlap_p2p_comm_warmup_flush": False,
 }  # fmt: skip
 """Values that replace those of options without effect on inference, so that they need not suit a training."""
-LENGTH_MULTIPLE: Final = 128
+_LENGTH_MULTIPLE: Final = 128
 """Tokens of a rank that suit all recipes of FP8."""
 _OF_TRAINING: Final = ("CUDA_DEVICE_MAX_CONNECTIONS", "--global-batch-size is not given")
 """Words in assumptions about training only."""
@@ -188,7 +188,7 @@ def _without_training(arguments: Arguments) -> Arguments:
     if tensor > 1 and arguments.get("num_experts") and "sequence_parallel" in arguments.values:
         changed["sequence_parallel"] = True  # Megatron needs it to train experts with tensor parallelism
     if arguments.get("fp8") is not None or arguments.get("fp4") is not None:  # for which a training needs a multiple
-        multiple = LENGTH_MULTIPLE * tensor * (positive(arguments, "context_parallel_size") or 1)
+        multiple = _LENGTH_MULTIPLE * tensor * (positive(arguments, "context_parallel_size") or 1)
         length = positive(arguments, "seq_length") or multiple
         changed["seq_length"] = max(length // multiple * multiple, min(length, multiple))
     if arguments.get("transformer_impl") == "inference_optimized":

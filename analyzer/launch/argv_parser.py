@@ -92,6 +92,18 @@ def options_with_values(words: Sequence[str]) -> list[list[str]]:
     return found
 
 
+def words_of_options(options: Mapping[str, object]) -> list[str]:
+    """The words of options by flag, without those that are None or False."""
+    words: list[str] = []
+    for flag, value in options.items():
+        if value is None or value is False:
+            continue
+        words.append(flag)
+        if value is not True:
+            words += map(str, value) if isinstance(value, list | tuple) else [str(value)]
+    return words
+
+
 def operands_of(option: Option, following: Sequence[str]) -> list[str]:
     """The words in `following` that are values of the option."""
     if option.kind != "store":

@@ -102,14 +102,15 @@ class _Splitter:
         return bool(self.options) and self.options[-1][0] == "module"
 
     def _operand(self, word: str) -> None:
+        name = word.rpartition("/")[2]
         started = self.launcher is not None or self.options or self.megatron
         if self.entry is not None:
             self.megatron.append(word)
         elif not self.megatron and not self._names_module() and _PYTHON.fullmatch(word):
             return
-        elif word.rpartition("/")[2] in NAMES:
+        elif name in NAMES:
             self.options = [option for option in self.options if option[0] != "module"]
-            self.launcher, self.any_entry = NAMES[word.rpartition("/")[2]], False
+            self.launcher, self.any_entry = NAMES[name], False
         elif word == SUBCOMMAND and (self.launcher == ACCELERATE or not started):
             self.launcher = ACCELERATE
         elif word.endswith(".py") or self.any_entry:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from analyzer.launch.argv_parser import options_with_values
+from analyzer.launch.argv_parser import options_with_values, words_of_options
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.split_argv import split_argv
 from analyzer.specs.option_names import flag_of
@@ -29,14 +29,8 @@ def command_line(argv: Sequence[str], arguments: Arguments, options: Mapping[str
     dests = dests_of(arguments)
     changed = {dests.get(flag, flag) for flag in options}
     groups = {_flag(group): group for group in options_with_values(arguments.words)}  # of equal options the last one counts
-    words = [word for flag, group in groups.items() if dests.get(flag) not in changed for word in group]
-    for flag, value in options.items():
-        if value is None or value is False:
-            continue
-        words.append(flag)
-        if value is not True:
-            words += map(str, value) if isinstance(value, list) else [str(value)]
-    return shlex.join((split.launcher or "torchrun", *launcher, split.entry or ENTRY, *words))
+    kept = [word for flag, group in groups.items() if dests.get(flag) not in changed for word in group]
+    return shlex.join((split.launcher or "torchrun", *launcher, split.entry or ENTRY, *kept, *words_of_options(options)))
 
 
 def dests_of(arguments: Arguments) -> dict[str, str]:

@@ -123,8 +123,9 @@ class Space:
         given = self.given
         experts = 1 if moe is None else moe.num_experts
         tuning = self.problem.given.tuning
-        # the number of filled microbatches follows from their tokens, and is not an option
-        micros = () if tuning.filled else tuple(tuning.sequences_per_sample * each for each in MICRO_BATCHES)
+        micros: Sequence[int] = [tuning.sequences_per_sample * each for each in MICRO_BATCHES]
+        if tuning.filled:  # their number follows from their tokens, and is not an option
+            micros = [given.split.micro_batch]
 
         def values(dimension: str, possible: Sequence[int], present: int) -> tuple[int, ...]:
             return tuple(sorted({*possible, present})) if dimension in self.over else (present,)
@@ -139,9 +140,7 @@ class Space:
             context=values("cp", divisors(world, MOST_CONTEXT), given.split.context),
             expert=values("ep", [each for each in divisors(world, experts) if experts % each == 0], given.split.expert),
             expert_tensor=expert_tensor,
-            micro_batch=micros[:1]
-            if micros and self._is_least("micro-batch")
-            else values("micro-batch", micros, given.split.micro_batch),
+            micro_batch=micros[:1] if self._is_least("micro-batch") else values("micro-batch", micros, given.split.micro_batch),
             pipeline=values("pp", divisors(world, layers), given.stages.pipeline),
             virtual=(1,) if self._is_least("vpp") else values("vpp", range(1, MOST_VIRTUAL + 1), given.stages.virtual),
             uneven=UNEVEN if "layers" in self.over else (0,),

@@ -81,6 +81,7 @@ class Jobs:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self._withheld = frozenset(problem.given.withheld)
         self._known = lru_cache(maxsize=KEPT_JOBS)(self._derived)
 
     def of(self, changes: Changes) -> TrainingJob | None:
@@ -92,7 +93,7 @@ class Jobs:
             job = self._problem.job(dict(changes))
         except AnalyzerError:
             return None
-        return job if frozenset(job.withheld) <= frozenset(self._problem.given.withheld) else None
+        return job if self._withheld.issuperset(job.withheld) else None
 
     def __reduce__(self) -> tuple[type[Jobs], tuple[Problem]]:
         return Jobs, (self._problem,)

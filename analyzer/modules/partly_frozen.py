@@ -36,7 +36,7 @@ def with_frozen_parameters(parts: Parts, model: ModelSpec, *, of_frozen_experts:
     names = spec.frozen([*_parameters(parts)])
     if not names:
         return parts
-    trained = names.isdisjoint({OUTPUT_WEIGHT, *([EMBEDDING] if tied else [])})
+    frozen_head = OUTPUT_WEIGHT in names or (tied and EMBEDDING in names)
     found: list[Module | Stack] = []
     for part, other in zip(parts, of_frozen_experts, strict=True):
         if isinstance(part, Stack):
@@ -44,7 +44,7 @@ def with_frozen_parameters(parts: Parts, model: ModelSpec, *, of_frozen_experts:
             found.append(part._replace(modules=tuple(_runs(part, other, names))))
         elif part.kind is ModuleKind.EMBEDDING and EMBEDDING in names:
             found.append(frozen(part, input_gradient=False))
-        elif (part.kind is ModuleKind.OUTPUT_LAYER and tied and EMBEDDING in names) or (part.name == MTP_HEAD and not trained):
+        elif frozen_head and (part.kind is ModuleKind.OUTPUT_LAYER or part.name == MTP_HEAD):
             found.append(frozen(part))
         else:
             assert isinstance(other, Module), "both have the same modules"

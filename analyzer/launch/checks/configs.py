@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from analyzer.launch.checks.graph_options import graph_violations
 from analyzer.launch.checks.moe_options import moe_violations, overlap_violations
 from analyzer.launch.checks.offload_options import offload_violations
 from analyzer.launch.derive.reading import integer, number, option, since, switched_on
+from analyzer.specs.rules.quantized import BLOCKS
 from analyzer.specs.rules.violation import Violation
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
     from analyzer.launch.derive.launch_input import LaunchInput
     from analyzer.specs import TrainingJob
-
-_MXFP8_BLOCK: Final = 32
-"""Elements with one scale in MXFP8."""
 
 
 def config_violations(launch: LaunchInput, job: TrainingJob) -> Iterator[Violation]:
@@ -113,6 +111,7 @@ def _quantized_output_layer(arguments: Arguments, job: TrainingJob) -> Iterator[
     if job.flags.defer_embedding_wgrad:
         yield Violation(named, "cannot be used with --defer-embedding-wgrad-compute", "keep one of the two")
     columns = job.model.padded_vocab_size // job.parallel.tensor
-    if columns % _MXFP8_BLOCK:  # `MXFP8Quantizer.is_quantizable`
-        fault = f"needs a multiple of {_MXFP8_BLOCK} rows of the vocabulary on each rank, not {columns}"
+    block = BLOCKS["mxfp8"]
+    if columns % block:  # `MXFP8Quantizer.is_quantizable`
+        fault = f"needs a multiple of {block} rows of the vocabulary on each rank, not {columns}"
         yield Violation(named, fault, "use --make-vocab-size-divisible-by 128, or leave it out")

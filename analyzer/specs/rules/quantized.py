@@ -14,6 +14,8 @@ BLOCKS: Final = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}
 _LEADING: Final = 8
 _LAST: Final = 16
 """The product of the leading dimensions, and the last one, of a matrix that is multiplied in FP8, are multiples of these."""
+_OF_HEADS: Final = ("kv_channels", "v_head_dim")
+"""Options whose widths are those of all heads together."""
 
 TE_2_11: Final = "Transformer Engine 2.11"
 
@@ -52,7 +54,8 @@ def _in_matrices(job: TrainingJob) -> Iterator[Violation]:
     """
     fp8, parallel, tuning = job.precision.fp8, job.parallel, job.tuning
     assert fp8 is not None
-    name, block = "FP4" if fp8.recipe == "nvfp4" else "FP8", 1 if fp8.recipe == "blockwise" else BLOCKS.get(fp8.recipe, 1)
+    name = "FP4" if fp8.recipe == "nvfp4" else "FP8"
+    block = 1 if fp8.recipe == "blockwise" else BLOCKS.get(fp8.recipe, 1)
     leading, last = max(block, _LEADING), max(block, _LAST)
     for dest, width, ranks in _widths(job, fp8):
         multiple = block if dest == "moe_ffn_hidden_size" else last
@@ -68,9 +71,6 @@ def _in_matrices(job: TrainingJob) -> Iterator[Violation]:
     if tokens % leading and not padded:
         fault = f"{tokens} tokens of a rank cannot be multiplied in {name}, which needs multiples of {leading}"
         yield Violation(("seq_length",), fault, f"use {multiple_near(job.batch.seq_length, leading * split)}, or train in 16 bit")
-
-
-_OF_HEADS: Final = ("kv_channels", "v_head_dim")
 
 
 def _widths(job: TrainingJob, fp8: Fp8Spec) -> Iterator[tuple[str, int, int]]:
