@@ -64,6 +64,9 @@ CORE: Final = {
     "skips_final_norm": Line("config.mtp_num_layers and empty_decoder and", _C),
     "mtp_attention_of_last_layer": Line("get_transformer_layer_with_experimental_attention_variant_spec", "gpt_builders.py"),
     "keeps_dispatched_gradients": Line("delay_grads_release", f"{_C}/pipeline_parallel/utils.py", since="0.16.0"),
+    "holds_returning_rows": Line(
+        "the shared experts fc2 is not overlapped with routed experts fc1", f"{_C}/transformer/moe/token_dispatcher.py"
+    ),
     "stream_of_each_layer": Line(r"if self\.stream is None", f"{_C}/transformer/moe/shared_experts.py", since="0.10.0"),
     "mtp_layer": Line(r"self\.mtp_model_layer", f"{_C}/transformer", "mtp_model_layer", "transformer_layer"),
     "recomputes_hybrid_stacks": Line("import checkpointed_forward", f"{_C}/models/hybrid"),

@@ -106,6 +106,9 @@ class CoreBehavior(Behavior):
     keeps_dispatched_gradients: bool = _during(until="0.18")
     """With delayed weight gradients the dispatch node of overlapped microbatches keeps the gradients that it has read until the
     backward of the layer ends (`ScheduleNode.delay_grads_release`, pipeline_parallel/utils.py)."""
+    holds_returning_rows: bool = _during(since="0.18")
+    """With `--moe-shared-expert-overlap` the all-to-all dispatcher computes the second layer of the shared experts while an
+    argument still references the rows that it has sent back (`MoEAlltoAllTokenDispatcher.token_combine`)."""
     stream_of_each_layer: bool = _during(until="0.18")
     """With `--moe-shared-expert-overlap` each layer creates a stream for its shared experts; later all layers have one
     (`SharedExpertMLP`)."""

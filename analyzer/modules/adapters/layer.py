@@ -167,18 +167,18 @@ class AdaptedLayer:
         """The frozen layer and its adapter. Gradients of both inputs are added after the backward of the layer."""
         shared = self._splits_input and not self._of_experts and not (self._exchanged_outside and self.shapes.sp)
         gradient = self.shapes.branch_gradient if shared else replace(self._output, name="output gradient")
+        # the adapter alone references the restored input, and its backward runs before
+        restored = self._recomputed[:1] if self.shapes.inputs.core.copies_recomputed else ()
         adapter = Module(
             name=f"{self.base.name}.adapter",
             kind=ModuleKind.ADAPTER,
             forward_workspace=(replace(self._output, name="output of the frozen layer"), *self._normed(), *self._referenced()),
-            backward_workspace=(gradient, *self._recomputed[self._copies_input :]),
+            backward_workspace=(gradient, *(each for each in self._recomputed if not (self._copies_input and each in restored))),
             children=self._children(),
             source="LoRALinear",
         )
         if self._weight.quantized and self._fused and self.shapes.sp and not self._reads_shard:
             base = replace(base, collectives=self._gathers_in_16_bit(base))
-        # the adapter alone references the restored input, and its backward runs before
-        restored = self._recomputed[:1]
         base = replace(base, backward_workspace=tuple(each for each in base.backward_workspace if each not in restored))
         if not self.input_gradient:
             return base, adapter
@@ -207,7 +207,8 @@ class AdaptedLayer:
     def _recomputed(self) -> tuple[Tensor, ...]:
         """The restored input and the output of the recomputation, in the backward; none if the input is saved.
 
-        With dropout nothing references the restored input.
+        With dropout nothing references the restored input. From core 0.17 on both are one tensor (`copies_recomputed`), which the
+        checkpoint references.
         """
         if not self._of_experts or not self.shapes.recomputes("moe_act") or not self._splits_input:
             return ()

@@ -133,7 +133,7 @@ def _read_by_up(shapes: Shapes, name: str, source_width: int, *, normed: bool, s
     if shares:
         return shapes.hidden("input", shares="normalized input")
     if normed:
-        return compressed(shapes, "normalized input", source_width)
+        return compressed(shapes, "normalized compressed input", source_width)
     return compressed(shapes, "input", source_width, made_in=_maker_of_input(name))
 
 

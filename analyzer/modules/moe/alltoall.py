@@ -21,7 +21,7 @@ from analyzer.modules.moe.routing import (
     shared_output,
     summed_rows,
 )
-from analyzer.modules.moe.shared_experts import overlapped_adapter, overlapped_fc2, unsaved_activation
+from analyzer.modules.moe.shared_experts import overlapped_adapter, overlapped_fc2, overlapped_output, unsaved_activation
 from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Collective, Module, Tensor, largest, total_bytes
 
@@ -169,20 +169,6 @@ def _sums_expert_output(routing: Routing) -> bool:
     return routing.ep * routing.etp == 1 and not _sorts(routing)
 
 
-def _overlapped_shared_output(routing: Routing) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The output of overlapped shared experts: at its GEMM or its reduce-scatter, and after them until it is added.
-
-    `token_combine` computes it before the rows of each token are summed.
-    """
-    if not routing.moe.shared_overlap:
-        return (), ()
-    shapes = routing.shapes
-    output = (shapes.hidden("output of the shared experts"),)
-    full = (shapes.hidden("output of the shared experts before the reduce-scatter", gathered=True),) if shapes.sp else ()
-    weighted = (shapes.hidden("weighted output"),) if routing.moe.shared_gate else ()
-    return largest((*full, *output), overlapped_fc2(shapes)[0]), (*output, *weighted)
-
-
 def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     """Tensors of the combine at its peak, in addition to the rows that are summed if these are saved."""
     sends = routing.ep > 1
@@ -191,7 +177,11 @@ def _combined(routing: Routing, *, saved: bool) -> tuple[Tensor, ...]:
     unsorted = (routing.row_tensor("unsorted rows", routing.rows),) if _sorts(routing) else ()
     latent = routing.moe.latent_size is not None  # then the output of the shared experts is added later
     before_fc2 = unsaved_activation(routing.shapes)
-    scattered, shared = _overlapped_shared_output(routing)
+    computed, shared = overlapped_output(routing.shapes)
+    returning: tuple[Tensor, ...] = ()
+    if routing.ep > 1 and routing.shapes.inputs.core.holds_returning_rows:
+        returning = (routing.row_tensor("rows that were sent back", routing.received),)
+    scattered = (*returning, *computed) if computed else ()
     output = (
         routing.row_tensor("output", routing.tokens),
         *shared,

@@ -24,6 +24,7 @@ from analyzer.modules.moe.routing import (
     shared_output,
     summed_rows,
 )
+from analyzer.modules.moe.shared_experts import overlapped_fc2, overlapped_output
 from analyzer.modules.shapes import ExpertShapes
 from analyzer.modules.tree import Module, Tensor, largest
 from analyzer.units import MIB, round_up
@@ -149,7 +150,7 @@ def deepep_combine(shapes: ExpertShapes) -> Module:
     """Rows of the local experts → [T, h], summed for each token."""
     routing = Routing(shapes)
     arrived = arrivals(routing)
-    gradient, shared = shapes.branch_gradient, shared_output(routing)
+    gradient, shared, output = shapes.branch_gradient, shared_output(routing), shapes.hidden("output")
     received = routing.row_tensor("gradients of arrivals", arrived)
     saved = summed_rows(routing, routing.rows, made_in=routing.makes_output)
     sums = routing.row_tensor("sums of arrivals", arrived)
@@ -157,7 +158,8 @@ def deepep_combine(shapes: ExpertShapes) -> Module:
     forward = largest(
         # deterministic PyTorch allocates the zeros twice
         (*dispatched_rows(routing), *expert_output, sums, *((sums,) if saved else ())),
-        (sums, shapes.hidden("output")),
+        (sums, output),
+        *((output, *each) for each in overlapped_output(shapes)),
     )
     return Module(
         name="combine",
@@ -167,6 +169,7 @@ def deepep_combine(shapes: ExpertShapes) -> Module:
         forward_workspace=(*arrived_tensors(routing), *shared, *forward),
         backward_workspace=largest(
             (gradient, received),
+            (*overlapped_fc2(shapes)[1], received),
             # shared experts read the gradient of the sum later
             (*((gradient,) if shared else ()), received, routing.row_tensor("row gradients", routing.rows)),
         ),

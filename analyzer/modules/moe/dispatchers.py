@@ -53,6 +53,17 @@ def combined_tensors(routing: Routing) -> tuple[Tensor, ...]:
     return (*dispatched_tensors(routing), *returned_rows(routing))
 
 
+def returned_gradients(routing: Routing) -> tuple[Tensor, ...]:
+    """The gradients that the flex dispatcher gets from other ranks before the backward of overlapped shared experts."""
+    if routing.moe.dispatcher != "flex":
+        return ()
+    if routing.flex.backend == "hybridep":
+        return (routing.row_tensor("row gradients", routing.rows),)
+    from analyzer.modules.moe.flex import arrivals
+
+    return (routing.row_tensor("gradients of arrivals", arrivals(routing)),)
+
+
 def flex_buffer_bytes(shapes: ExpertShapes) -> int:
     """Bytes of the flex dispatcher's buffers on a rank, which the driver allocates outside PyTorch; 0 for other dispatchers."""
     if shapes.model.moe is None or shapes.model.moe.flex is None:

@@ -15,8 +15,9 @@ from typing import Final
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.flex import arrivals, collectives
 from analyzer.modules.moe.routing import LOCAL_ROWS, ROW_ID_MAP, Routing, permuted_probabilities, shared_output
+from analyzer.modules.moe.shared_experts import overlapped_fc2, overlapped_output
 from analyzer.modules.shapes import ExpertShapes
-from analyzer.modules.tree import Collective, Module, Tensor
+from analyzer.modules.tree import Collective, Module, Tensor, largest
 from analyzer.units import round_up
 
 FEWEST_TOKENS: Final = 512
@@ -106,17 +107,16 @@ def hybridep_combine(shapes: ExpertShapes) -> Module:
     """Rows of the local experts → [T, h], summed for each token."""
     routing = Routing(shapes)
     arrived = arrivals(routing)
-    gradient = shapes.branch_gradient
+    gradient, output, rows = shapes.branch_gradient, shapes.hidden("output"), routing.row_tensor("row gradients", routing.rows)
     return Module(
         name="combine",
         kind=ModuleKind.COMBINE,
         function=True,
-        forward_workspace=(
-            routing.row_tensor("expert output", routing.rows),
-            shapes.hidden("output"),
-            *shared_output(routing),
+        forward_workspace=largest(
+            (routing.row_tensor("expert output", routing.rows), output, *shared_output(routing)),
+            *((output, *each) for each in overlapped_output(shapes)),
         ),
-        backward_workspace=(gradient, routing.row_tensor("row gradients", routing.rows)),
+        backward_workspace=largest((gradient, rows), (*overlapped_fc2(shapes)[1], rows)),
         collectives=tuple(each for phase in ("forward", "backward") for each in collectives(routing, arrived, phase=phase)),
         source="MoEFlexTokenDispatcher with HybridEP",
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from analyzer.modules.checkpoints import holding_gradient, moe_checkpoint_leftovers
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
-from analyzer.modules.moe.dispatchers import combined_tensors, dispatched_tensors, dispatcher
+from analyzer.modules.moe.dispatchers import combined_tensors, dispatched_tensors, dispatcher, returned_gradients
 from analyzer.modules.moe.experts import experts
 from analyzer.modules.moe.router import router
 from analyzer.modules.moe.routing import LATENT_ROWS, SHARED_GRADIENT, Routing, shared_output
@@ -24,7 +24,8 @@ def moe_layer(shapes: ExpertShapes) -> Module:
     """[s, b, h] → [s, b, h], after a separate norm; under a checkpoint with `--recompute-modules moe`."""
     routing = Routing(shapes)
     shared = (shared_experts(shapes),) if routing.moe.shared_ffn_hidden_size else ()
-    gate = (overlapped_gate(shapes),) if routing.moe.shared_gate and routing.moe.shared_overlap else ()
+    gates = routing.moe.shared_gate and routing.moe.shared_overlap
+    gate = (overlapped_gate(shapes, beside=returned_gradients(routing)),) if gates else ()
     latent, projected = _latent_projections(shapes), _projected_tokens(routing)
     before_fc2 = unsaved_activation(shapes)
     dispatch, combine = dispatcher(shapes)

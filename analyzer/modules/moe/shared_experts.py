@@ -16,7 +16,7 @@ from analyzer.modules.mlp import saved_by_gate, saves_half
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.quantized import forward_input, output_gradient, saved_input, saves_original_input
 from analyzer.modules.shapes import ExpertShapes
-from analyzer.modules.tree import LAYER_STREAM, Collective, Module, Parameter, Tensor, for_weight, total_bytes
+from analyzer.modules.tree import LAYER_STREAM, Collective, Module, Parameter, Tensor, for_weight, largest, total_bytes
 from analyzer.specs import MoeSpec
 
 
@@ -189,6 +189,20 @@ def overlapped_fc2(shapes: ExpertShapes) -> tuple[tuple[Tensor, ...], tuple[Tens
     return _on_stream_of_layer(named), _on_stream_of_layer((*backward, *scaled))
 
 
+def overlapped_output(shapes: ExpertShapes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The output of overlapped shared experts: at its GEMM or its reduce-scatter, and after them until it is added.
+
+    Dispatchers compute it after tokens were sent back (`token_combine` and `combine_postprocess`).
+    """
+    moe = Routing(shapes).moe
+    if not moe.shared_overlap:
+        return (), ()
+    output = (shapes.hidden("output of the shared experts"),)
+    full = (shapes.hidden("output of the shared experts before the reduce-scatter", gathered=True),) if shapes.sp else ()
+    weighted = (shapes.hidden("weighted output"),) if moe.shared_gate else ()
+    return largest((*full, *output), overlapped_fc2(shapes)[0]), (*output, *weighted)
+
+
 def _on_stream_of_layer(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple(replace(each, stream=LAYER_STREAM) for each in tensors)
 
@@ -226,14 +240,17 @@ def unsaved_activation(shapes: ExpertShapes) -> tuple[Tensor, ...]:
     return _on_stream_of_layer(found)
 
 
-def overlapped_gate(shapes: ExpertShapes) -> Module:
-    """The gate with `--moe-shared-expert-overlap`: `combine_postprocess` of the dispatcher calls it (`get_output`)."""
+def overlapped_gate(shapes: ExpertShapes, *, beside: tuple[Tensor, ...]) -> Module:
+    """The gate with `--moe-shared-expert-overlap`: `combine_postprocess` of the dispatcher calls it (`get_output`).
+
+    `beside`: gradients that the dispatcher has got when the backward of the gate runs.
+    """
     gate = _gate(_Parts.of(shapes))
     return replace(
         gate,
         saved=_on_stream_of_layer(gate.saved),
         forward_workspace=_on_stream_of_layer(gate.forward_workspace),
-        backward_workspace=(gate.backward_workspace[0], *_on_stream_of_layer(gate.backward_workspace[1:])),
+        backward_workspace=(gate.backward_workspace[0], *_on_stream_of_layer(gate.backward_workspace[1:]), *beside),
     )
 
 
@@ -242,7 +259,7 @@ def gate_of_constant_score(gate: Module) -> Module:
     return replace(
         gate,
         saved=tuple(each for each in gate.saved if each.name == "gate score"),
-        backward_workspace=gate.backward_workspace[:2],
+        backward_workspace=(*gate.backward_workspace[:2], *gate.backward_workspace[3:]),
         input_gradient=False,
     )
 

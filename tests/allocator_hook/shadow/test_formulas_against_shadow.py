@@ -79,6 +79,7 @@ MOE = (
 )
 MOE_UNSHARDED = MOE.removesuffix("--overlap-grad-reduce --overlap-param-gather ")
 FLEX = "--num-experts 8 --moe-router-topk 4 --moe-grouped-gemm --moe-token-dispatcher-type flex --moe-router-dtype fp32"
+OVERLAPPED_SHARED = "--moe-shared-expert-intermediate-size 512 --moe-shared-expert-overlap"
 GRAPHS = "--cuda-graph-impl transformer_engine"
 FROM_START = "--cuda-graph-warmup-steps 0"
 FULL_ITERATION = "--cuda-graph-impl local --cuda-graph-scope full_iteration --no-check-for-nan-in-loss-and-grad"
@@ -203,6 +204,18 @@ GRID = {
     "deepep, fp8, unfused permutation": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep "
     "--fp8-format hybrid --fp8-recipe tensorwise",
     "deepep, unfused permutation": f"--bf16 {LLAMA} {FLEX} --expert-model-parallel-size 4 --moe-enable-deepep",
+    **{
+        f"{backend}, overlapped shared experts{name}": f"--bf16 {LLAMA} {FLEX} --moe-ffn-hidden-size 512 {OVERLAPPED_SHARED} "
+        f"--moe-flex-dispatcher-backend {backend} --expert-model-parallel-size 4 {line}"
+        for backend in ("deepep", "hybridep")
+        for name, line in {
+            "": "--moe-permute-fusion",
+            ", gate": "--moe-shared-expert-gate --vocab-size 120",
+            ", tp2 sp": "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1",
+            ", fp8": "--fp8-format e4m3 --fp8-recipe blockwise --vocab-size 120",
+            ", lora": "--info-lora 8 --vocab-size 120",
+        }.items()
+    },
     "hybridep, tp2 sp pp2": f"--bf16 {LLAMA} {FLEX} {SPLIT} --expert-model-parallel-size 2 --moe-flex-dispatcher-backend hybridep",
     "llama, userbuffers, tp2 sp pp2": f"--bf16 {LLAMA} {SPLIT} --tp-comm-overlap",
     "gpt, userbuffers, fp8, tp4 sp": "--bf16 --tensor-model-parallel-size 4 --sequence-parallel --tp-comm-overlap "
@@ -532,6 +545,8 @@ SINCE = dict.fromkeys(
     "deepep": "0.16",
     "deepep, unfused permutation": "0.16",
     "hybridep, tp2 sp pp2": "0.16",
+    # the first release that overlaps shared experts with this dispatcher
+    **{name: "0.18" for name in GRID if name.startswith(("deepep, overlapped", "hybridep, overlapped"))},
     # the stand-ins for CUDA graphs use names of 0.16
     **dict.fromkeys((name for name in GRID if "graph" in name), "0.16"),
     # earlier releases pad the rows of experts in FP4 to another multiple, or have no FP4
