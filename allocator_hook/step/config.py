@@ -126,6 +126,7 @@ def _precision_and_flags(job: TrainingJob) -> dict[str, Any]:
         "delay_wgrad_compute": flags.delay_wgrad_compute,
         "ep_overlap_early_attn_memory_release": flags.early_attention_backward,
         "wgrad_deferral_limit": flags.wgrad_deferral_limit,
+        **({"overlap_dispatch_backward_with_experts_wgrad": True} if flags.overlap_expert_gradients else {}),
     }
 
 

@@ -74,7 +74,8 @@ READ: Final[dict[str, frozenset[str]]] = {
         "gradient_accumulation_fusion attention_mask_in_dataloader deterministic calculate_per_token_loss "
         "check_for_nan_in_loss_and_grad tp_comm_overlap defer_embedding_wgrad wgrad_deferral_limit cublas_workspace_config "
         "cuda_device_max_connections use_cpu_initialization empty_unused_memory_level data_parallel_random_init "
-        "allocator_config overlap_moe_expert_parallel_comm early_attention_backward delay_wgrad_compute".split()
+        "allocator_config overlap_moe_expert_parallel_comm early_attention_backward delay_wgrad_compute "
+        "overlap_expert_gradients".split()
     ),
     "FineTuning": frozenset(
         {

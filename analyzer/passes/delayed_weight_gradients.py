@@ -1,5 +1,8 @@
 """Delayed weight gradients (`--delay-wgrad-compute`): computed after the backward of a node of a layer.
 
+With `--overlap-dispatch-backward-with-experts-wgrad` those of routed experts alone are computed, after the backward of the dispatch
+(`_RegisterDelayedWgradForExperts`, core/transformer/moe/moe_layer.py, 0.18).
+
 Until then their operands stay allocated: the input of each linear layer, and the gradient of its output. Those of routed experts
 and of dense layers are freed after their own backward, those of shared experts after the backward of attention, in the same node.
 It is assumed that operands of attention in the first layer of a chunk stay no longer than in other layers.
@@ -67,6 +70,22 @@ def with_delayed_weight_gradients(layer: Module, *, fused: bool) -> Module:
         children.insert(0, changed)
     steps = () if fused else _steps(linear, pending)
     return replace(layer, children=(*steps, *children))
+
+
+def with_gradients_at_dispatch(layer: Module) -> Module:
+    """The layer with the operands of the weight gradients of its routed experts in the backward of their dispatch."""
+    if layer.kind is ModuleKind.EXPERTS or not _has(layer, ModuleKind.EXPERTS):
+        return layer
+    pending: list[Tensor] = []
+    children: list[Module] = []
+    for child in reversed(layer.children):
+        changed = with_gradients_at_dispatch(child)
+        if child.kind is ModuleKind.EXPERTS:
+            changed, pending = _with_pending(child, [], fused=True)
+        elif child.kind is ModuleKind.DISPATCH:
+            changed = replace(child, backward_workspace=(*child.backward_workspace, *pending))
+        children.insert(0, changed)
+    return replace(layer, children=tuple(children))
 
 
 def operands_of_experts(experts: Module) -> tuple[Tensor, ...]:

@@ -102,7 +102,8 @@ def full_model(job: TrainingJob) -> Module:
 
 
 def _changes_layers(job: TrainingJob) -> bool:
-    return job.flags.overlap_moe_expert_parallel_comm or job.activation_offload is not None
+    flags = job.flags
+    return flags.overlap_moe_expert_parallel_comm or flags.overlap_expert_gradients or job.activation_offload is not None
 
 
 def _kept_groups(job: TrainingJob, tree: Module, chunk: Chunk) -> Kept:
@@ -147,6 +148,10 @@ def _layer_pass(job: TrainingJob) -> Callable[[Module, Placement, frozenset[str]
             from analyzer.passes.delayed_weight_gradients import with_delayed_weight_gradients
 
             layer = with_delayed_weight_gradients(layer, fused=job.flags.gradient_accumulation_fusion)
+        if job.flags.overlap_expert_gradients:
+            from analyzer.passes.delayed_weight_gradients import with_gradients_at_dispatch
+
+            layer = with_gradients_at_dispatch(layer)
         if job.flags.overlap_moe_expert_parallel_comm:
             from analyzer.passes.overlapped_layers import with_nodes
 

@@ -85,3 +85,6 @@ class TrainingFlags:
     (`--ep-overlap-early-attn-memory-release`)."""
     delay_wgrad_compute: bool = False
     """With overlapped microbatches, the weight gradients of a branch are computed after its activation gradients."""
+    overlap_expert_gradients: bool = False
+    """The weight gradients of routed experts are computed while gradients return from them
+    (`--overlap-dispatch-backward-with-experts-wgrad`)."""

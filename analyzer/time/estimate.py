@@ -131,7 +131,7 @@ def _not_counted(job: TrainingJob) -> tuple[str, ...]:
         found.append("the overlap of shared experts with the exchange of tokens")
     if job.model.moe is not None and job.model.moe.page_factor is not None:
         found.append("copies of expert tensors to pages and back, which are assumed to be hidden")
-    if job.flags.delay_wgrad_compute:
+    if job.flags.delay_wgrad_compute or job.flags.overlap_expert_gradients:
         found.append("what delayed weight gradients hide")
     if job.precision.fp8 is not None and job.precision.fp8.attention:
         found.append("attention in FP8, which is timed as in 16 bit")

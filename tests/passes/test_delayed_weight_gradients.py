@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, UnsupportedError
 from analyzer.memory.overlapped.microbatches import GradientRules, overlapped_peak
 from analyzer.memory.ranks import rank_classes
 from analyzer.modules.kinds import ModuleKind
@@ -95,6 +95,31 @@ def test_operands_of_experts_are_freed_before_the_backward_of_attention() -> Non
     more = "--delay-wgrad-compute"
     assert backward_bytes("self_attention.linear_proj", more) == backward_bytes("self_attention.linear_proj")
     assert backward_bytes("core_attention", more) - backward_bytes("core_attention") == 2 * 2048 * H
+
+
+def test_the_dispatch_has_the_operands_of_experts_whose_gradients_overlap_with_it() -> None:
+    """In 16 bit: the input [rows, h] and output gradient [rows, 2f] of fc1, and those of fc2 ([rows, f] and [rows, h])."""
+    line = MOE.replace("--overlap-moe-expert-parallel-comm", "--moe-shared-expert-intermediate-size 512")
+
+    def dispatch_bytes(more: str) -> int:
+        module = next(
+            each
+            for where, each in rank_classes(job_of(f"{line} {more}", release="0.19.0"))[0].trees[0].walk()
+            if where.endswith("mlp.dispatch")
+        )
+        return sum(tensor.bytes for tensor in module.backward_workspace)
+
+    overlapped = dispatch_bytes("--overlap-dispatch-backward-with-experts-wgrad")
+    assert overlapped - dispatch_bytes("") == 2 * ROWS * (2 * H + 3 * F)
+
+
+@pytest.mark.parametrize(
+    "more", ["--no-gradient-accumulation-fusion", "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-distributed-optimizer"]
+)
+def test_overlapped_gradients_of_experts_are_refused_where_they_are_not_modelled(more: str) -> None:
+    line = MOE.replace("--overlap-moe-expert-parallel-comm", "--overlap-dispatch-backward-with-experts-wgrad")
+    with pytest.raises(UnsupportedError, match="is not modelled with"):
+        job_of(f"{line} {more}", release="0.19.0")
 
 
 def test_delayed_weight_gradients_raise_the_peak() -> None:

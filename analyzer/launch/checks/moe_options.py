@@ -20,6 +20,7 @@ def moe_violations(arguments: Arguments) -> Iterator[Violation]:
     if since(arguments, "0.18"):
         yield from _grouped_parameters(arguments)
         yield from _allocated_rows(arguments)
+        yield from _expert_gradients(arguments)
     if since(arguments, "0.19"):
         yield from _dispatcher(arguments)
 
@@ -57,6 +58,16 @@ def _allocated_rows(arguments: Arguments) -> Iterator[Violation]:
         yield Violation(named, "is for HybridEP", "add --moe-flex-dispatcher-backend hybridep, or leave it out")
     elif backend == "hybridep" and not switched_on(arguments, "use_transformer_engine_op_fuser"):
         yield Violation(named, "needs fused operations", "add --use-transformer-engine-op-fuser")
+
+
+def _expert_gradients(arguments: Arguments) -> Iterator[Violation]:
+    """Weight gradients of experts that are computed while gradients return from them."""
+    dest = "overlap_dispatch_backward_with_experts_wgrad"
+    if not switched_on(arguments, dest):
+        return
+    for other in ("delay_wgrad_compute", "overlap_moe_expert_parallel_comm"):
+        if switched_on(arguments, other):
+            yield Violation((dest,), f"contradicts --{other.replace('_', '-')}", "keep one of the two")
 
 
 def _listed(arguments: Arguments, dest: str) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ _MODELLED: Final = """
     num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 num_layers_per_virtual_pipeline_stage num_query_groups
     num_virtual_stages_per_pipeline_rank offload_modules outer_dp_sharding_strategy overlap_grad_reduce overlap_p2p_comm
     align_grad_reduce overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release
+    overlap_dispatch_backward_with_experts_wgrad
     overlap_p2p_comm_warmup_flush overlap_param_gather overlap_param_gather_with_optimizer_step pad_vocab_size
     padded_vocab_size patch_dim pipeline_model_parallel_layout pipeline_model_parallel_size q_lora_rank qk_head_dim
     qk_layernorm qk_pos_emb_head_dim quick_geglu rampup_batch_size recompute_activations recompute_granularity

@@ -90,7 +90,6 @@ REFUSED: Final[dict[str, tuple[str, str]]] = {
     "freeze_all_layers": ("a frozen model is not modelled", _WITHOUT),
     # offloading, graphs, overlap
     "optimizer_cuda_graph": ("a CUDA graph of the optimizer step is not modelled", _WITHOUT),
-    "overlap_dispatch_backward_with_experts_wgrad": ("delayed weight gradients are not modelled", _WITHOUT),
     # other kinds of training
     "skip_train": ("training is skipped", _WITHOUT),
     "perform_rl_step": ("reinforcement learning is not modelled", _WITHOUT),

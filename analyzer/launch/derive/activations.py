@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.launch.derive.fsdp import sharding_flag
 from analyzer.launch.derive.reading import integer, option, since, switched_on
 from analyzer.specs import ActivationOffloadSpec
 
@@ -95,4 +96,25 @@ def overlaps_microbatches(arguments: Arguments, *, model: ModelSpec, precision: 
         )
     if model.mtp_num_layers > 1:
         raise InputError(named, "supports one MTP layer at most", "use --mtp-num-layers 1")
+    return True
+
+
+def overlaps_expert_gradients(arguments: Arguments, *, model: ModelSpec, fused: bool) -> bool:
+    """`--overlap-dispatch-backward-with-experts-wgrad`, which has an effect on grouped experts of Transformer Engine only.
+
+    `fused`: GEMMs add weight gradients to the gradient buffer. Raises UnsupportedError where it is not modelled.
+    """
+    dest = "overlap_dispatch_backward_with_experts_wgrad"
+    moe = model.moe
+    if not switched_on(arguments, dest) or moe is None or not moe.grouped_gemm or moe.legacy_grouped_gemm:
+        return False
+    not_modelled = {
+        "FSDP": sharding_flag(arguments) is not None,
+        "weight gradients that are added to the gradient buffer after their GEMMs": not fused,
+        "the fused operations of Transformer Engine": moe.fused_operations,
+        "pages for saved tensors": moe.page_factor is not None,
+    }
+    where = next((each for each, applies in not_modelled.items() if applies), None)
+    if where is not None:
+        raise UnsupportedError(option(arguments, dest), f"is not modelled with {where}", "leave it out")
     return True

@@ -159,6 +159,7 @@ def _not_modelled(adapter: Adapter, job: TrainingJob) -> Iterator[str]:
         "with a part of the optimizer states in host memory": offload is not None and offload.fraction < 1,
         "with userbuffers": flags.tp_comm_overlap,
         "with overlapped microbatches": flags.overlap_moe_expert_parallel_comm,
+        "with overlapped weight gradients of experts": flags.overlap_expert_gradients,
         "with Muon": job.optimizer.muon is not None,
         "with fewer query groups than tensor-parallel ranks": model.num_query_groups < parallel.tensor,
         "with layers of Megatron itself other than those with LayerNorm and without sequence parallelism": _is_local(job),

@@ -63,6 +63,7 @@ def _not_modelled(spec: FreezeSpec, job: TrainingJob) -> Iterator[str]:
         and job.optimizer.offload.fraction < 1,
         "with userbuffers": flags.tp_comm_overlap,
         "with overlapped microbatches": flags.overlap_moe_expert_parallel_comm,
+        "with overlapped weight gradients of experts": flags.overlap_expert_gradients,
         "with Muon": job.optimizer.muon is not None,
         "with layers of Megatron itself": model.implementation != "transformer_engine",
     }

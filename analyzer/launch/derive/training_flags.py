@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from analyzer.errors import InputError
-from analyzer.launch.derive.activations import overlaps_microbatches
+from analyzer.launch.derive.activations import overlaps_expert_gradients, overlaps_microbatches
 from analyzer.launch.derive.fsdp import sharding_flag
 from analyzer.launch.derive.reading import RELEASE_2023, integer, option, since, switched_on
 from analyzer.launch.options.script_options import script_of
@@ -51,6 +51,7 @@ def training_flags(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelS
         early_attention_backward=switched_on(arguments, "ep_overlap_early_attn_memory_release"),
         delay_wgrad_compute=switched_on(arguments, "delay_wgrad_compute"),
         overlap_moe_expert_parallel_comm=overlaps_microbatches(arguments, model=model, precision=precision),
+        overlap_expert_gradients=overlaps_expert_gradients(arguments, model=model, fused=fusion),
     )
 
 

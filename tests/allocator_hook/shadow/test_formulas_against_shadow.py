@@ -244,6 +244,23 @@ GRID = {
     "mixtral, fp16, overlapped gathers": f"--fp16 {LLAMA} {MOE}",
     "shared experts, overlapped, tp2 sp": f"--bf16 {SHARED} --moe-shared-expert-overlap --tensor-model-parallel-size 2 "
     "--sequence-parallel",
+    **{
+        f"gradients of experts at the dispatch, {name}": f"--bf16 {LLAMA} {line} --overlap-dispatch-backward-with-experts-wgrad"
+        for name, line in {
+            "alltoall": f"{MOE} --moe-permute-fusion",
+            "shared experts, tp2 sp": f"{MOE} --moe-shared-expert-intermediate-size 512 --moe-shared-expert-gate "
+            "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1",
+            "etp2": f"{MOE} --tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 2",
+            "deepep": f"{FLEX} --expert-model-parallel-size 4 --moe-flex-dispatcher-backend deepep --moe-permute-fusion",
+            "hybridep, pp2": f"{FLEX} --expert-model-parallel-size 4 --moe-flex-dispatcher-backend hybridep "
+            "--pipeline-model-parallel-size 2",
+            "hybridep, full recompute": f"{FLEX} --expert-model-parallel-size 4 --moe-flex-dispatcher-backend hybridep "
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            "recomputed activation": f"{MOE} --recompute-granularity selective --recompute-modules moe_act",
+            "recomputed experts": f"{MOE} --recompute-granularity selective --recompute-modules moe",
+            "fp8": f"{MOE} --fp8-format e4m3 --fp8-recipe blockwise --vocab-size 120",
+        }.items()
+    },
     "shared experts, z-loss": f"--bf16 {SHARED} --moe-z-loss-coeff 1e-3",
     "gpt, rope, unfused attention": "--bf16 --position-embedding-type rope --attention-backend unfused",
     "gpt, unfused attention, two heads": "--bf16 --micro-batch-size 1 --tensor-model-parallel-size 4 --attention-backend unfused "
@@ -545,6 +562,7 @@ SINCE = dict.fromkeys(
     "deepep": "0.16",
     "deepep, unfused permutation": "0.16",
     "hybridep, tp2 sp pp2": "0.16",
+    **{name: "0.18" for name in GRID if name.startswith("gradients of experts")},
     # the first release that overlaps shared experts with this dispatcher
     **{name: "0.18" for name in GRID if name.startswith(("deepep, overlapped", "hybridep, overlapped"))},
     # the stand-ins for CUDA graphs use names of 0.16
