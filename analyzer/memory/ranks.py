@@ -320,7 +320,7 @@ def _rank_memory(job: TrainingJob, states: States, run: _Run, iterations: _Itera
     staying = sum(each.bytes for each in run.workspaces if not each.freed)
     allocated = states.steady + staying + states.gradient_copies + states.gathered + kept
     peak = _highest(states, allocated=allocated, first=first, later=later)
-    captured_later = 0 if graphs is None or graphs.from_start else sum(each.bytes for each in graphs.kept)
+    captured_later = 0 if graphs is None else sum(each.bytes for each in graphs.made_by_capture)
     pool = 0 if graphs is None else round_up(graphs.pool, SEGMENT)
     replayed = 0 if graphs is None else pool + graphs.replay.bytes
     reserved = max(_reserved(peak), 0 if graphs is None else pool + _reserved(graphs.replay))
@@ -367,8 +367,9 @@ def _not_captured_yet(peak: Peak, graphs: GraphMemory | None) -> tuple[Workspace
     """The tensors of CUDA graphs that do not exist at the peak."""
     if graphs is None:
         return ()
-    before = peak.before_capture and not graphs.from_start
-    return graphs.kept if before else graphs.after if peak.position.capture else ()
+    if peak.before_capture:
+        return graphs.made_by_capture
+    return graphs.after if peak.position.capture else ()
 
 
 def _reserved(peak: Peak) -> int:

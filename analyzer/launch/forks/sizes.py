@@ -5,10 +5,14 @@ Sources: the parsers of these projects (`Fork.repository`), and for ms-swift swi
 
 from __future__ import annotations
 
+from typing import Final
+
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
 from analyzer.launch.forks.tuning import PAIRED
 
-_NO_REFERENCE = "the reference model is not counted, so the prediction is too low"
+_NO_REFERENCE: Final = "the reference model is not counted, so the prediction is too low"
+_MULTIPLES: Final = {"blockwise": 128, "mxfp8": 32}
+"""Tokens of a rank by the recipe of FP8; 16 with others."""
 
 
 def attention_head_type(launch: LaunchOptions, flag: str) -> Reading:
@@ -130,10 +134,27 @@ def max_length(launch: LaunchOptions, flag: str) -> Reading:
     length = launch.word(flag)
     if length is None or launch.has("--seq-length"):
         return NOTHING
-    positions = () if launch.has("--max-position-embeddings") else ("--max-position-embeddings", length)
-    packed = (launch.word("--packing") or "false").lower() == "true"
-    note = f"{flag} {length} is the longest sequence: each sample is counted with {length} tokens, and shorter ones need less."
-    return Reading(words=("--seq-length", length, *positions), notes=() if packed else (note,))
+    padded, notes = length, []
+    most, multiple = launch.maybe_integer(flag), _padded_to(launch)
+    if most is not None and most % multiple:
+        padded = str(-(-most // multiple) * multiple)
+        notes.append(
+            f"{flag} {length}: sequences are padded to a multiple of {multiple} tokens, so that they have {padded} at most."
+        )
+    positions = () if launch.has("--max-position-embeddings") else ("--max-position-embeddings", padded)
+    if (launch.word("--packing") or "false").lower() != "true":
+        note = f"{flag} {length} is the longest sequence: each sample is counted with {padded} tokens, and shorter ones need less."
+        notes.append(note)
+    return Reading(words=("--seq-length", padded, *positions), notes=tuple(notes))
+
+
+def _padded_to(launch: LaunchOptions) -> int:
+    """The multiple of tokens that ms-swift pads sequences to (`get_padding_to`, swift/megatron/utils/utils.py)."""
+    tensor = launch.integer("--tensor-model-parallel-size", 1) if launch.has("--sequence-parallel") else 1
+    ranks = max(1, tensor) * max(1, launch.integer("--context-parallel-size", 1))
+    quantized = launch.has("--fp8-format") or launch.has("--fp4-format")
+    each = _MULTIPLES.get(launch.word("--fp8-recipe") or "", 16 if quantized else 1)
+    return ranks * (max(each, 64) if launch.word("--attention-backend") == "fused" else each)
 
 
 def tokens_of_microbatch(launch: LaunchOptions, flag: str) -> Reading:

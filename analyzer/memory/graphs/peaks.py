@@ -62,6 +62,11 @@ class GraphMemory:
     static_input_gradients: int
     """Bytes of gradients of received inputs that are static, so that they are not allocated between iterations."""
 
+    @property
+    def made_by_capture(self) -> tuple[Workspace, ...]:
+        """Those of `kept` that do not exist in the first iteration, because graphs are captured after it."""
+        return () if self.from_start else self.kept
+
 
 def graph_memory(
     job: TrainingJob,

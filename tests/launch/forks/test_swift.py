@@ -52,6 +52,24 @@ def test_launch_without_sizes() -> None:
     assert not report.warnings
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ("", 4099),
+        ("--tensor_model_parallel_size 4", 4099),
+        ("--tensor_model_parallel_size 4 --sequence_parallel true", 4100),
+        ("--tensor_model_parallel_size 4 --sequence_parallel true --fp8_format hybrid --fp8_recipe blockwise", 4608),
+        ("--tensor_model_parallel_size 2 --sequence_parallel true --fp8_format e4m3 --fp8_recipe mxfp8", 4160),
+        ("--fp8_format hybrid --fp8_recipe tensorwise", 4112),
+        ("--context_parallel_size 2 --tensor_model_parallel_size 2 --sequence_parallel true --attention_backend fused", 4352),
+    ],
+)
+def test_sequences_are_padded(options: str, tokens: int) -> None:
+    """`get_padding_to` of ms-swift: the ranks that share a sequence, times 16 in FP8, 32 in mxfp8, 128 with blocks; 64 for cuDNN."""
+    launch = f"--model Qwen/Qwen3-8B --max_length 4099 --packing true --dataset x {options} --info-gpu B200"
+    assert analyze(launch, environ=NODE, folder="/nowhere").job.batch.seq_length == tokens
+
+
 def test_unknown_model() -> None:
     """A model that the catalogue lacks is named, with the remedy to give its config.json."""
     with pytest.raises(InputError, match=r"config\.json"):
