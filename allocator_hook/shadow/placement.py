@@ -104,9 +104,14 @@ def _backward(
     create_graph: bool = False,
     *_: Any,
     inputs: Any = None,
+    gradient: torch.Tensor | None = None,
 ) -> None:
-    """`torch.autograd.backward` under this mode: recomputation in backward creates tensors on "cuda"."""
+    """`torch.autograd.backward` under this mode: recomputation in backward creates tensors on "cuda".
+
+    `gradient` is that of `torch.Tensor.backward`.
+    """
     roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    grad_tensors = grad_tensors if gradient is None else gradient
     given = (grad_tensors,) if isinstance(grad_tensors, torch.Tensor) else tuple(grad_tensors or [None] * len(roots))
     gradients = _make_grads(roots, given, is_grads_batched=False)
     keep = create_graph if retain_graph is None else retain_graph

@@ -36,6 +36,8 @@ def transformer_config(job: TrainingJob) -> Any:
         **_mla(job),
         **_linear_attention(job),
         **_sparse_attention(job),
+        **_compressed_attention(job),
+        **_hyper_connections(job),
         **_fp8(job),
         **_moe(job),
         **_graphs(job),
@@ -250,6 +252,41 @@ def _sparse_attention(job: TrainingJob) -> dict[str, Any]:
         "dsa_indexer_loss_coeff": 0.01 if sparse.logged else 0.0,
         "dsa_indexer_use_sparse_loss": sparse.sparse_loss,
         **_absorbed(sparse.absorbed),
+    }
+
+
+def _compressed_attention(job: TrainingJob) -> dict[str, Any]:
+    """Return the options of the attention of DeepSeek-V4."""
+    spec = job.model.compressed_attention
+    if spec is None:
+        return {}
+    return {
+        "experimental_attention_variant": "dsv4_hybrid",
+        "csa_compress_ratios": list(spec.ratios),
+        "csa_window_size": spec.window,
+        "o_groups": spec.output_groups,
+        "o_lora_rank": spec.output_rank,
+        "dsa_indexer_n_heads": spec.index_heads,
+        "dsa_indexer_head_dim": spec.index_head_dim,
+        "dsa_indexer_topk": spec.topk,
+        "dsa_indexer_loss_coeff": 0.01 if spec.logged else 0.0,
+        "dsa_indexer_use_sparse_loss": True,
+        "dsa_kernel_backend": "cudnn" if spec.kernels else "none",
+        "moe_n_hash_layers": 0 if job.model.moe is None else job.model.moe.hash_layers,
+        "actual_vocab_size": job.model.padded_vocab_size,
+    }
+
+
+def _hyper_connections(job: TrainingJob) -> dict[str, Any]:
+    """Return the options of hyper-connections."""
+    spec = job.model.hyper_connections
+    if spec is None:
+        return {}
+    return {
+        "enable_hyper_connections": True,
+        "num_residual_streams": spec.streams,
+        "mhc_sinkhorn_iterations": spec.iterations,
+        "use_fused_mhc": spec.fused,
     }
 
 

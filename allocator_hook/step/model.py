@@ -29,14 +29,14 @@ from allocator_hook.step.muon import buffer_layout
 from allocator_hook.step.optimizer_config import ddp_config, uses_torch_fsdp
 from allocator_hook.step.versions import accepted_by, known_to
 from analyzer.errors import AnalyzerError
-from analyzer.specs import Family, MoeSpec, TrainingJob
+from analyzer.specs import Family, ModelSpec, MoeSpec, TrainingJob
 
 
 def layer_spec(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> Any:
     """Return the layer spec that Megatron selects for `--transformer-impl`. For MoE models: the layer specs of this stage."""
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
-    if job.model.linear_attention is not None or job.model.sparse_attention is not None:
+    if _has_variant(job.model):
         from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
 
         return variants.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=virtual_stage)
@@ -51,6 +51,11 @@ def layer_spec(job: TrainingJob, config: Any, *, virtual_stage: int | None) -> A
 
         return get_gpt_heterogeneous_layer_spec(config, use_te=True)
     return _uniform_spec(job, config)
+
+
+def _has_variant(model: ModelSpec) -> bool:
+    """Return whether it has attention of another kind (`experimental_attention_variant`)."""
+    return any(each is not None for each in (model.linear_attention, model.sparse_attention, model.compressed_attention))
 
 
 def _uniform_spec(job: TrainingJob, config: Any, *, experts: MoeSpec | None = None) -> Any:
@@ -78,7 +83,7 @@ def mtp_spec(job: TrainingJob, config: Any, decoder: Any, *, virtual_stage: int 
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
     te = job.model.implementation == "transformer_engine"
-    variant = job.model.linear_attention is not None or job.model.sparse_attention is not None
+    variant = _has_variant(job.model)
     if job.core.mtp_attention_of_last_layer and variant:
         from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
 

@@ -17,7 +17,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "tied_embeddings hidden_dropout attention_dropout bias_activation_fusion bias_dropout_fusion "
         "masked_softmax_fusion attention_softmax_in_fp32 apply_query_key_layer_scaling apply_residual_connection_post_layernorm "
         "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "
-        "linear_attention sparse_attention output_gate "
+        "linear_attention sparse_attention compressed_attention hyper_connections output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
         "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters "
         "frozen_parameters head_outputs value_head token_score distillation sample_length".split()
@@ -30,13 +30,17 @@ READ: Final[dict[str, frozenset[str]]] = {
     "FreezeSpec": frozenset("prefixes pattern ratio trained_prefixes trained_pattern".split()),
     "DistillationSpec": frozenset("framework divergence topk sequences whole_vocabulary".split()),
     "SparseAttentionSpec": frozenset("heads head_dim topk logged sparse_loss absorbed".split()),
+    "CompressedAttentionSpec": frozenset(
+        "ratios head_dim q_lora_rank output_groups output_rank window index_heads index_head_dim topk kernels logged".split()
+    ),
+    "HyperConnectionSpec": frozenset("streams iterations fused recomputed".split()),
     "AbsorbedSpec": frozenset("backend every after rotated norm_in_fp32".split()),
     "HybridSpec": frozenset("pattern state_dim head_dim groups heads memory_efficient mtp_pattern mtp_repeated".split()),
     "MoeSpec": frozenset(
         "num_experts topk ffn_hidden_size layers shared_ffn_hidden_size shared_overlap shared_gate grouped_gemm "
         "legacy_grouped_gemm dispatcher permute_fusion capacity_factor pad_to_capacity router_dtype load_balancing "
         "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size "
-        "pad_for_quantization adds_by_index sorts_positions flex imbalance".split()
+        "pad_for_quantization hash_layers adds_by_index sorts_positions flex imbalance".split()
     ),
     "FlexSpec": frozenset("backend sms nvlink_ranks".split()),
     "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim yarn first_angles_stay".split()),

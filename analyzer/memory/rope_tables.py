@@ -62,6 +62,9 @@ def latent_rope_tables(job: TrainingJob, shapes: Shapes, *, layers: int) -> Iter
     width = mla.qk_pos_emb_head_dim
     table = round_up(4 * shapes.s * width, BLOCK)
     cached = min(layers, MAX_ROPE_TABLES)
+    if job.model.compressed_attention is not None:
+        yield from _of_compressed(job, shapes, table, layers=layers)
+        return
     yield RopeTable("RoPE frequency tables of the layers", cached * table, frozenset({ModuleKind.KV_UP, ModuleKind.ABSORPTION}))
     if mla.yarn:
         positions = shapes.s if job.model.rope_fusion else YARN_POSITIONS // job.parallel.context
@@ -70,3 +73,18 @@ def latent_rope_tables(job: TrainingJob, shapes: Shapes, *, layers: int) -> Iter
     if mla.first_angles_stay:
         each = round_up(4 * (YARN_POSITIONS // job.parallel.context) * width, BLOCK)
         yield RopeTable("RoPE frequency cache", cached * each, LATENT_PROJECTIONS)
+
+
+def _of_compressed(job: TrainingJob, shapes: Shapes, table: int, *, layers: int) -> Iterator[RopeTable]:
+    """Those of DeepSeek-V4: frequencies of one `table` in each layer, and cosines and sines for fused rotations.
+
+    Without them, layers with compressed keys keep the tables for the positions before YaRN. All layers share the indices of the
+    keys in windows (`_get_window_topk_idxs_cached`, csa.py).
+    """
+    spec = job.model.compressed_attention
+    assert spec is not None, "the model has compressed attention"
+    users = frozenset({ModuleKind.COMPRESSED_ATTENTION})
+    yield RopeTable("RoPE frequency tables of the layers", min(layers, MAX_ROPE_TABLES) * table, users)
+    if job.model.rope_fusion:
+        yield RopeTable("RoPE cosine and sine tables of the layers", layers * 2 * (table // 2), users)
+    yield RopeTable("indices of the keys in windows", 8 * shapes.s * spec.window, users)

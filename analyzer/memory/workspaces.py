@@ -175,9 +175,13 @@ def _number(tree: Module, kind: ModuleKind) -> int:
     return (tree.kind is kind) + sum(child.derived(_number, kind) for child in tree.children)
 
 
+_ROTATING: Final = (ModuleKind.KV_UP, ModuleKind.ABSORPTION, ModuleKind.INDEX_NORM, ModuleKind.COMPRESSED_ATTENTION)
+"""Modules with tables of their own, in layers of latent and compressed attention."""
+
+
 def _latent_rotations(tree: Module) -> int:
     """The modules of a tree that rotate queries and keys with tables of their own."""
-    return sum(tree.derived(_number, kind) for kind in (ModuleKind.KV_UP, ModuleKind.ABSORPTION, ModuleKind.INDEX_NORM))
+    return sum(tree.derived(_number, kind) for kind in _ROTATING)
 
 
 def _reads_fp4(tree: Module) -> bool:

@@ -236,4 +236,5 @@ def decoder_output_layer(shapes: EndShapes, *, pre_process: bool, mtp_here: bool
 
 def final_norm(shapes: Shapes) -> Module:
     """The norm at the end of the decoder. The output layer saves its output."""
-    return standalone_norm(shapes, shapes.model.final_norm, ModuleKind.FINAL_NORM, input_made_in=STREAM)
+    made_in = STREAM if shapes.model.hyper_connections is None else f"{MODEL_PATH}decoder"  # the contracted stream
+    return standalone_norm(shapes, shapes.model.final_norm, ModuleKind.FINAL_NORM, input_made_in=made_in)

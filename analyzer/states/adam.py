@@ -35,6 +35,8 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
     """Model states of one rank. `parameters` and `gradients` are the bytes of parameters and gradient buffers."""
     owned = _owned(job, buffers) if job.optimizer.distributed else sum(trained_numel(tree) for tree in stage.trees)
     each = bytes_per_parameter(job)
+    # parameters that stay in fp32 are their own master weights
+    in_fp32 = _owned(job, [each for each in buffers if each.parameter_dtype == "fp32"]) if job.optimizer.distributed else 0
     of_torch = tuple(Tensor(name=name, shape=(owned,), dtype="fp32") for name in step_tensors_of_torch(job))
     updated = sorted(buffers, key=lambda buffer: buffer.group == "edp")  # the optimizer of experts is the last one
     steps = (*_casts(job, updated), *_unscaled(job, updated))
@@ -42,7 +44,7 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
     return States(
         parameters=parameters,
         gradients=gradients,
-        master_weights=int(each.master * owned),
+        master_weights=int(each.master * (owned - in_fp32)),
         moments=int(each.total_moments * owned),
         gradient_copies=FP32 * owned if copies_gradients(job) else 0,
         step_workspace=max(

@@ -63,6 +63,12 @@ class Kernels:
         del workspace
         return {"indices": indices, "values": values}
 
+    def compactify_wrapper(self, indices: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The indices of each row that are not negative first, and their number."""
+        compact, lengths = like(indices), empty((indices.shape[0],), torch.int32)
+        calls.launched("compactify", (indices, compact, lengths))
+        return {"indices": compact, "topk_length": lengths}
+
     def indexer_backward_wrapper(
         self, q: torch.Tensor, w: torch.Tensor, k: torch.Tensor, attention: torch.Tensor, index: torch.Tensor,
         indices: torch.Tensor, **_: Any,
@@ -90,8 +96,8 @@ class Kernels:
         workspace = _workspace(self._backward_workspace(q, kv))
         dq, dkv, d_sink = like(q), like(kv), like(sink)
         _attended("backward", q, kv, out.shape[-1], _Batch.chosen)
-        del workspace, d_sink
-        return {"dq": dq, "dkv": dkv}
+        del workspace
+        return {"dq": dq, "dkv": dkv, "d_sink": d_sink}
 
     def _backward_workspace(self, q: torch.Tensor, kv: torch.Tensor) -> int:
         rows, heads, width = q.shape

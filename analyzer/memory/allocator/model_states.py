@@ -75,10 +75,13 @@ class ModelStates:
         element = int(DTYPE_BYTES[self.job.precision.parameters])
         if self.job.precision.parameters == "fp32" or adam_stores_master_weights(self.job):
             return
-        copy_to_fp32(allocator, element, self._owned())
+        copy_to_fp32(allocator, element, self._owned(copied=True))
 
-    def _owned(self) -> list[int]:
-        """Number of elements of each parameter, or part of one, whose optimizer states are on the rank."""
+    def _owned(self, *, copied: bool = False) -> list[int]:
+        """Number of elements of each parameter, or part of one, whose optimizer states are on the rank.
+
+        `copied`: without those that stay in fp32, which are their own master weights.
+        """
         if not self.job.optimizer.distributed:
             return numels(self.stage)
         index = dict(zip(("dp_cp", "edp"), self.member, strict=True))
@@ -86,6 +89,7 @@ class ModelStates:
             numel
             for chunk in self.buffers
             for buffer in chunk
+            if not (copied and buffer.parameter_dtype == "fp32")
             for numel in shard_pieces(buffer, reduction_size(self.job.parallel, buffer.group), member=index[buffer.group])
         ]
 

@@ -84,6 +84,18 @@ class Compressed:
         """[s, b, a·d]."""
         return self.shapes.wide(name, self.width, "a·d", dtype=dtype, made_in=made_in)
 
+    @property
+    def recomputed(self) -> tuple[Tensor, ...]:
+        """With `--recompute-modules mla_up_proj`, what the checkpoint of the projections recomputes before the backward of the core."""
+        if not self.shapes.recomputes("mla_up_proj"):
+            return ()
+        return (
+            self.all_heads("recomputed queries"),
+            self.all_heads("recomputed queries before their norm"),
+            self.keys("recomputed keys", self.shapes.s, self.spec.head_dim),
+            self.keys("recomputed keys before their norm", self.shapes.s, self.spec.head_dim),
+        )
+
     def keys(self, name: str, count: int, width: int, *, dtype: str | None = None) -> Tensor:
         """[keys, b, width]."""
         return Tensor(name=name, shape=(count, self.shapes.b, width), dtype=dtype or self.shapes.dtype, formula="2·keys·b·d")
@@ -105,21 +117,21 @@ def compressed_attention(shapes: Shapes, kind: AttentionKind) -> Module:
 def _projections(sizes: Compressed) -> tuple[Module, ...]:
     shapes, spec = sizes.shapes, sizes.spec
     hidden = shapes.model.hidden_size
-    recomputed = shapes.recomputes("mla_up_proj")
+    recomputed = bool(sizes.recomputed)
     queries = _linear(sizes, "linear_q_up_proj", ModuleKind.Q_UP, (sizes.width, spec.q_lora_rank))
     return (
         _linear(sizes, "linear_q_down_proj", ModuleKind.Q_DOWN, (spec.q_lora_rank, hidden), first=True),
         _norm(sizes, "q_layernorm", spec.q_lora_rank),
         queries,
         _linear(sizes, "linear_kv_proj", ModuleKind.KV_DOWN, (spec.head_dim, hidden)),
-        _norm(sizes, "kv_layernorm", spec.head_dim),
+        _norm(sizes, "kv_layernorm", spec.head_dim, recomputed=recomputed),
         Module(
             name="query_norm",
             kind=ModuleKind.KEY_COPIES,
             function=True,
-            saved=() if recomputed else (sizes.all_heads("queries before their norm"),),
+            saved=() if recomputed else (sizes.all_heads("queries before their norm", made_in=f"{ATTENTION}.linear_q_up_proj"),),
             forward_workspace=(sizes.all_heads("normalized queries"),),
-            backward_workspace=(sizes.all_heads("query gradient"), sizes.all_heads("input gradient")),
+            backward_workspace=(sizes.all_heads("query gradient"), sizes.all_heads("input gradient"), *sizes.recomputed[1:]),
             source="_q_rms_norm, fused_mla_rope_inplace",
         ),
     )
@@ -131,7 +143,9 @@ def _linear(
     """A linear layer that is not split. `first`: it saves the normalized hidden states, which the others read too."""
     shapes = sizes.shapes
     rows, columns = shape
-    read = shapes.wide("input", columns, "r") if name == "linear_q_up_proj" else shapes.hidden("input", made_in="input_layernorm")
+    read = shapes.hidden("input", made_in="input_layernorm")
+    if name == "linear_q_up_proj":
+        read = shapes.wide("input", columns, "r", made_in=f"{ATTENTION}.q_layernorm")
     kept = first or name == "linear_q_up_proj"
     output = shapes.wide("output", rows, "width")
     return Module(
@@ -149,14 +163,15 @@ def _linear(
     )
 
 
-def _norm(sizes: Compressed, name: str, width: int) -> Module:
+def _norm(sizes: Compressed, name: str, width: int, *, recomputed: bool = False) -> Module:
     shapes = sizes.shapes
     rows = shapes.s * shapes.b
+    saved = (shapes.wide("input", width, "r", made_in=ATTENTION), *norm_statistics(shapes, rows, "4·s·b"))
     return Module(
         name=name,
         kind=ModuleKind.NORM,
         parameters=norm_parameters(shapes, width),
-        saved=(shapes.wide("input", width, "r"), *norm_statistics(shapes, rows, "4·s·b")),
+        saved=() if recomputed else saved,
         forward_workspace=(shapes.wide("output", width, "r"),),
         backward_workspace=(
             shapes.wide("output gradient", width, "r"),
@@ -169,6 +184,7 @@ def _norm(sizes: Compressed, name: str, width: int) -> Module:
 
 def _core(sizes: Compressed) -> Module:
     children: tuple[Module, ...] = ()
+    recomputed = sizes.recomputed
     if sizes.ratio:
         children = (_compressor(sizes, "compressor", sizes.spec.head_dim, trained=True),)
     if sizes.ratio == OVERLAPPING:
@@ -176,6 +192,7 @@ def _core(sizes: Compressed) -> Module:
     return Module(
         name="core_attention",
         kind=ModuleKind.ATTENTION,
+        backward_workspace=recomputed,
         children=(*children, _kernel(sizes)),
         source="CompressedSparseAttention",
     )
@@ -190,13 +207,19 @@ def _compressor(sizes: Compressed, name: str, width: int, *, trained: bool) -> M
     hidden, outputs = shapes.model.hidden_size, width * (2 if sizes.ratio == OVERLAPPING else 1)
     kind = ModuleKind.KV_PROJECTION if trained else ModuleKind.INDEX_PROJECTION
     count = sizes.compressed_keys
-    parts = tuple(shapes.wide(each, outputs, "d") for each in ("keys of tokens", "scores of tokens"))
+    parts = tuple(shapes.wide(each, outputs, "d") for each in ("keys of tokens", "weights of tokens"))
+    in_fp32 = shapes.wide("weights in fp32", outputs, "d", dtype="fp32")
     pooled = Module(
         name="pooling",
         kind=ModuleKind.KEY_COPIES,
         function=True,
         parameters=(Parameter(name="ape", shape=(sizes.ratio, outputs), dtype="fp32"), *norm_parameters(shapes, width)),
-        saved=(*parts, sizes.keys("keys before their norm", count, width)),
+        saved=(
+            *parts,
+            in_fp32,
+            sizes.keys("keys before their norm", count, width),
+            *norm_statistics(shapes, count * shapes.b, "4·keys·b"),
+        ),
         forward_workspace=(sizes.keys("compressed keys", count, width),),
         backward_workspace=tuple(replace(each, name=f"gradient of {each.name}") for each in parts),
         source="csa_compressor_forward_wrapper",
@@ -228,7 +251,7 @@ def _kernel(sizes: Compressed) -> Module:
     indices = Tensor(
         name="indices of the read keys", shape=(shapes.b, shapes.s, sizes.read_keys), dtype="int32", formula="4·b·s·keys"
     )
-    all_keys = sizes.keys("keys", tokens, spec.head_dim)
+    all_keys = replace(sizes.keys("keys", tokens, spec.head_dim), made_in="" if sizes.ratio else f"{ATTENTION}.kv_layernorm")
     sums = shapes.wide("logarithms of the sums", sizes.heads, "a", dtype="fp32")
     gathered: tuple[Tensor, ...] = ()
     if not spec.kernels:
@@ -240,8 +263,9 @@ def _kernel(sizes: Compressed) -> Module:
             *(Tensor(name=each, shape=scores, dtype="fp32", formula="4·s·b·a·keys") for each in ("exponentials", "weights")),
         )
     of_index: tuple[Tensor, ...] = ()
-    if spec.logged and sizes.ratio == OVERLAPPING:
+    if sizes.ratio == OVERLAPPING:
         of_index = (
+            Tensor(name="numbers of read keys", shape=(shapes.s * shapes.b,), dtype="int32", formula="4·s·b"),
             shapes.wide("gradient of index queries", spec.index_heads * spec.index_head_dim, "H·di"),
             sizes.keys("gradient of index keys", sizes.compressed_keys, spec.index_head_dim),
             shapes.wide("gradient of index weights", spec.index_heads, "H"),
@@ -252,8 +276,8 @@ def _kernel(sizes: Compressed) -> Module:
         function=True,
         parameters=(Parameter(name="attn_sink", shape=(sizes.heads,), dtype="fp32"),),
         saved=(
-            *(() if shapes.recomputes("mla_up_proj") else (sizes.all_heads("queries"),)),
-            all_keys,
+            *(() if sizes.recomputed else (sizes.all_heads("queries", made_in=ATTENTION),)),
+            *(() if sizes.recomputed and not sizes.ratio else (all_keys,)),
             indices,
             sizes.all_heads("output"),
             sums,
@@ -261,10 +285,11 @@ def _kernel(sizes: Compressed) -> Module:
             *of_index,
         ),
         backward_workspace=(
-            *((sizes.all_heads("recomputed queries"),) if shapes.recomputes("mla_up_proj") else ()),
             sizes.all_heads("output gradient"),
             sizes.all_heads("query gradient"),
+            replace(all_keys, name="gradient of keys"),
             replace(all_keys, name="gradient of keys in fp32", dtype="fp32"),
+            *((replace(sums, name="sums of rows"), replace(sums, name="scaled sums of rows")) if spec.kernels else ()),
             *(replace(each, name=f"gradient of {each.name}") for each in gathered),
         ),
         collectives=_exchanged(sizes),
@@ -314,7 +339,7 @@ def _grouped_output(sizes: Compressed) -> Module:
 
 def _output(sizes: Compressed) -> Module:
     shapes, hidden = sizes.shapes, sizes.shapes.model.hidden_size
-    read = shapes.wide("input", sizes.projected, "g·r")
+    read = shapes.wide("input", sizes.projected, "g·r", made_in=ATTENTION)
     return Module(
         name="linear_proj",
         kind=ModuleKind.ATTENTION_OUTPUT,

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from analyzer.modules.kinds import FEED_FORWARD_BRANCH, RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import Module, Parameter
+from analyzer.modules.tree import LAYER, Module, Parameter, Tensor
 from analyzer.specs import HyperConnectionSpec
 
 
@@ -43,7 +43,17 @@ def _connected(shapes: Shapes, modules: tuple[Module, ...]) -> Iterator[Module]:
         if position == 0 or branch != before:
             yield _reading(shapes, "mlp_hyper_connection" if branch == "feed_forward" else "self_attention_hyper_connection")
         before = branch
-        yield _mixing(shapes, module) if module.kind in RESIDUAL_ADDS else module
+        if module.kind in RESIDUAL_ADDS:
+            yield _mixing(shapes, module, branch="mlp" if branch == "feed_forward" else "self_attention")
+        elif module.kind in (ModuleKind.ATTENTION_NORM, ModuleKind.FEED_FORWARD_NORM):
+            yield replace(module, saved=tuple(_read_sum(each, lingers=branch == "feed_forward") for each in module.saved))
+        else:
+            yield module
+
+
+def _read_sum(saved: Tensor, *, lingers: bool) -> Tensor:
+    """What a norm saves: its input is the sum that the branch reads. An attribute of the layer references that of the FFN."""
+    return replace(saved, made_in=LAYER, lingers=lingers) if saved.name == "input" else saved
 
 
 def _reading(shapes: Shapes, name: str) -> Module:
@@ -51,9 +61,14 @@ def _reading(shapes: Shapes, name: str) -> Module:
     spec = connections_of(shapes)
     width = shapes.model.stream_width
     single = tuple(Parameter(name=f"alpha_{each}", shape=(1,), dtype="fp32") for each in ("pre", "post", "res"))
-    weights = shapes.wide("weights of the token", spec.mappings, "n² + 2n")
     kept = () if spec.recomputed else (shapes.stream("stream"),)
     converted = () if spec.fused else (shapes.stream("stream in fp32", dtype="fp32"),)
+    in_fp32 = shapes.wide("projected stream", spec.mappings, "n² + 2n", dtype="fp32")
+    weights = (
+        shapes.wide("weights of reading", spec.streams, "n"),
+        shapes.wide("weights of writing", spec.streams, "n"),
+        shapes.wide("weights of mixing", spec.streams**2, "n²"),
+    )
     return Module(
         name=name,
         kind=ModuleKind.HYPER_CONNECTION,
@@ -63,7 +78,14 @@ def _reading(shapes: Shapes, name: str) -> Module:
             *single,
             Parameter(name="bias", shape=(spec.mappings,), dtype="fp32"),
         ),
-        saved=(*kept, *converted, weights, replace(weights, name="weights in fp32", dtype="fp32")),
+        saved=(
+            *kept,
+            *converted,
+            in_fp32,
+            replace(in_fp32, name="weights before the mixing is normalized"),
+            shapes.wide("norm of the stream", 1, "1", dtype="fp32"),
+            *weights,
+        ),
         forward_workspace=(shapes.hidden("output"),),
         backward_workspace=(
             *((shapes.stream("recomputed stream"),) if spec.recomputed else ()),
@@ -74,13 +96,13 @@ def _reading(shapes: Shapes, name: str) -> Module:
     )
 
 
-def _mixing(shapes: Shapes, add: Module) -> Module:
+def _mixing(shapes: Shapes, add: Module, *, branch: str) -> Module:
     """The parts of the stream, mixed, with the output of the branch added to each."""
     return Module(
         name=add.name,
         kind=ModuleKind.HYPER_ADD,
         function=True,
-        saved=(shapes.hidden("output of the branch"),),
+        saved=(shapes.hidden("output of the branch", made_in=branch),),
         forward_workspace=(shapes.stream("mixed stream"),),
         backward_workspace=(shapes.stream("gradient of the stream"), shapes.hidden("gradient of the output of the branch")),
         source="HyperConnectionModule.fused_h_res_h_post_bda",
@@ -94,6 +116,7 @@ def expansion(shapes: Shapes) -> Module:
         kind=ModuleKind.STREAM_COPIES,
         function=True,
         forward_workspace=(shapes.stream("stream"),),
+        forward_held=(shapes.hidden("input of the decoder"),),  # `GPTModel.forward` references it until it returns
         backward_workspace=(shapes.hidden("gradient of the embedding"),),
         source="HyperConnectionModule.input_expand",
     )
