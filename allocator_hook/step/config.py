@@ -401,8 +401,16 @@ def _recompute(job: TrainingJob) -> dict[str, Any]:
         "recompute_method": recompute.method,
         "recompute_num_layers": recompute.num_layers,
         "recompute_modules": list(recompute.modules) if recompute.granularity == "selective" else None,
+        **_recomputed_stream(job),
         "distribute_saved_activations": recompute.distribute_saved_activations,
     }
+
+
+def _recomputed_stream(job: TrainingJob) -> dict[str, Any]:
+    """Return the module that the catalogue of released options does not have: `mhc`."""
+    if job.model.hyper_connections is None or not job.model.hyper_connections.recomputed:
+        return {}
+    return {"recompute_granularity": "selective", "recompute_modules": [*job.recompute.modules, "mhc"]}
 
 
 def _activation_offload(job: TrainingJob) -> dict[str, Any]:

@@ -196,7 +196,7 @@ class _Forward:
 
     def allocate(self, operation: Operation) -> None:
         role = operation.role
-        if role is Role.SAVED:
+        if role in (Role.SAVED, Role.TOGETHER):
             self.saved += operation.bytes
         elif role is not Role.DISCARDED or not operation.module.children:
             # tensors that a container would save are allocated by its children or by the preceding module
@@ -204,7 +204,7 @@ class _Forward:
 
     def free(self, operation: Operation) -> None:
         role = operation.role
-        if role is Role.SAVED:
+        if role in (Role.SAVED, Role.TOGETHER):
             self.saved -= operation.bytes
         elif role is not Role.DISCARDED or not operation.module.children:
             self.temporary -= operation.bytes

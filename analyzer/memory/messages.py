@@ -128,7 +128,8 @@ def _is_leaf_of_router(job: TrainingJob, chunk: Chunk) -> bool:
 
 def _message(job: TrainingJob, name: str, *, sender: int) -> Tensor:
     """The output of stage `sender` or its gradient. From the stage with MTP layers on, it has the hidden states of all depths."""
-    one = shapes_of(job).hidden(name)
+    shapes = shapes_of(job)
+    one = shapes.hidden(name) if job.model.hyper_connections is None else shapes.stream(name)
     depths = job.model.mtp_num_layers
     if not depths or job.parallel.virtual_pipeline is not None or sender < mtp_stage(job.parallel):
         return one

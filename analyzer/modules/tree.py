@@ -101,6 +101,9 @@ class Tensor:
     in_graph: bool = False
     """The context of an autograd function references it, so that it exists as long as the output of its microbatch. The schedule
     replaces that output by the one of the next forward."""
+    discarded: bool = False
+    """A group of checkpoints frees it when the last layer of the chunk has run, and allocates it again before the backward of that
+    layer (`Module.discards`)."""
     strided: bool = False
     """Saved as a view that is not contiguous. Transformer Engine leaves it on the GPU when it offloads a layer."""
     read_first: bool = False
@@ -190,6 +193,9 @@ class Module:
     outlives: tuple[Tensor, ...] = ()
     """Still allocated after its backward, until its next forward: a submodule attribute holds a tensor whose autograd graph
     references it."""
+    discards: tuple[Tensor, ...] = ()
+    """Saved tensors of earlier modules that its forward frees, and that its backward allocates again: what a group of checkpoints
+    recomputes together."""
     forward_held: tuple[Tensor, ...] = ()
     """Kept alive by a local variable of the calling function until the chunk's forward returns; freed before backward."""
     waiting: tuple[Tensor, ...] = ()
@@ -228,7 +234,7 @@ class Module:
     @cached_property
     def retained_bytes(self) -> int:
         """Bytes saved for backward by this module and its children."""
-        own = total_bytes(self.saved)
+        own = total_bytes(self.saved) - total_bytes(self.discards)
         return own if self.recomputed else own + sum(child.retained_bytes for child in self.children)
 
     @cached_property
@@ -247,7 +253,7 @@ class Module:
     def retained_before_backward(self) -> int:
         """Bytes for the backward of this module and its children that are on the GPU when it begins."""
         early = total_bytes(self.copied_back) if self.reloaded_early else 0
-        own = early + total_bytes(self.saved)
+        own = early + total_bytes(self.saved) - total_bytes(self.discards)
         return own if self.recomputed else own + sum(child.retained_before_backward for child in self.children)
 
     @cached_property

@@ -85,6 +85,8 @@ def _forward(module: Module, phase: Phase, discards: bool, referenced: frozenset
     if discards:
         add_memory(found, _FREE, phase, module, Role.DISCARDED, kept)
     add_memory(found, _FREE, phase, module, Role.WORKSPACE, workspace)
+    if phase == "forward":
+        add_memory(found, _FREE, phase, module, Role.TOGETHER, module.discards)
     found.append(Operation(_END, phase, module))
     return tuple(found)
 
@@ -106,6 +108,7 @@ def _backward(module: Module) -> tuple[Operation, ...]:
     found = [Operation(_BEGIN, "backward", module)]
     if not module.differentiable:
         return (*found, Operation(_END, "backward", module))
+    add_memory(found, _ALLOCATE, "backward", module, Role.TOGETHER, module.discards)
     if leaves_tensors(module) or covers_layers(module):
         found.append(Operation(_FREE, "backward", module, Role.LEFTOVER))
     add_memory(found, _ALLOCATE, "backward", module, Role.WORKSPACE, module.backward_workspace)
@@ -186,7 +189,7 @@ def _last_branch(layer: Module) -> Module | None:
     """The first child of the layer's last branch, which is the last one in backward: the child after the preceding residual add."""
     first = None
     for child in reversed(layer.children):
-        if first is not None and child.kind in RESIDUAL_ADDS:
+        if first is not None and (child.kind in RESIDUAL_ADDS or child.kind is ModuleKind.HYPER_ADD):
             break
         first = child
     return first

@@ -39,6 +39,8 @@ class Role(Enum):
 
     A FREE operation with this role and without tensors ends the first forward of the checkpoint.
     """
+    TOGETHER = auto()
+    """`Module.discards`: a FREE operation in the forward, and an ALLOCATE operation in the backward."""
     WORKSPACE = auto()
     """Temporary tensors, allocated while the module and its children run."""
     TRANSFER = auto()

@@ -22,7 +22,7 @@ def saved_bytes(module: Module) -> int:
     A recomputed module saves its own tensors only.
     """
     below = 0 if module.recomputed else sum(map(saved_bytes, module.children))
-    return sum(tensor.bytes for tensor in module.saved) + below
+    return sum(tensor.bytes for tensor in module.saved) - sum(tensor.bytes for tensor in module.discards) + below
 
 
 class Run(NamedTuple):

@@ -184,7 +184,7 @@ class _ModuleNames:
             # offloaded tensors of the last layer stay for the microbatch whose backward runs first
             maybe = tuple(replace(tensor, lingers=True) for tensor in operation.module.offloaded)
             for tensor in (*operation.module.saved, *named, *maybe):
-                if tensor.bytes and (tensor.lingers or not frame.checkpointed):
+                if tensor.bytes and (tensor.lingers or not (frame.checkpointed or tensor.discarded)):
                     yield _allocating_module(tensor, own=frame.path, layer=frame.layer, stream=self._stream), tensor
         elif operation.kind is OperationKind.END:
             self._end(self._frames.pop())
@@ -236,6 +236,8 @@ class _ModuleNames:
                 self._stream = _CONVERTED
         elif module.kind is ModuleKind.VISION_INPUT:
             self._stream = frame.path
+        elif module.kind is ModuleKind.STREAM_COPIES and not frame.layer:
+            self._stream = DECODER
 
 
 def _enclosing(path: str, module: Module) -> str:
@@ -243,6 +245,8 @@ def _enclosing(path: str, module: Module) -> str:
     return path.rpartition(".")[0] if module.function else path.removesuffix(module.name).rstrip(".")
 
 
+DECODER: Final = "decoder"
+"""The block of layers, in which hyper-connections make several parts of the residual stream."""
 _CONVERTED: Final = "fp32"
 """Instead of the path of the module that allocates the hidden states: the module that saves them converts them to 16 bit."""
 

@@ -253,7 +253,7 @@ class Writer:
 
     def _allocate(self, operation: Operation) -> None:
         role, tensors = operation.role, operation.tensors
-        if role in (Role.RESIDUAL_SUM, Role.FRAME):
+        if role in (Role.RESIDUAL_SUM, Role.FRAME, Role.TOGETHER):
             return  # what local variables reference is left out: with it, measured runs agree less well
         copied = role in (Role.RELOADED, Role.TRANSFER) and operation.phase == "backward"
         held = self._requested(operation.module, tensors, Role.RELOADED if copied else Role.NONE)
@@ -287,6 +287,7 @@ class Writer:
             self._released(_removed(self._reloaded, tensors))
         elif role is Role.DISCARDED and not tensors:
             self._end_first_forward()
+        # what checkpoints recompute together is replayed as if it stayed
 
     def _end_first_forward(self) -> None:
         """Frees the tensors that a checkpoint discards."""

@@ -218,8 +218,10 @@ def gpt_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
         )
     norm: ModuleRuns = ((cached_final_norm(inputs.of_ends), 1),) if kind.final_norm else ()
     if inputs.model.hyper_connections is not None:
-        from analyzer.modules.residual.hyper_connections import contraction, expansion
+        from analyzer.modules.residual.hyper_connections import contraction, expansion, recomputed_together
 
+        layers, end = recomputed_together(layers)
+        layers = (*layers, *end)
         before += [expansion(shapes)] if first else []
         norm = ((contraction(shapes), 1), *norm) if norm else ()
     return (*before, Stack("decoder", (*layers, *norm), received), *after)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from analyzer.modules.kinds import FEED_FORWARD_BRANCH, RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import LAYER, Module, Parameter, Tensor
+from analyzer.modules.tree import LAYER, STREAM, Module, Parameter, Tensor
 from analyzer.specs import HyperConnectionSpec
 
 
@@ -28,12 +29,62 @@ def connections_of(shapes: Shapes) -> HyperConnectionSpec:
 
 def connected_layer(shapes: Shapes, layer: Module) -> Module:
     """The layer with a module before each branch, and one that mixes the stream in place of each residual add."""
+    children = tuple(_connected(shapes, layer.children))
+    if connections_of(shapes).recomputed:
+        children = tuple(_discarding(each) for each in children)
     return replace(
         layer,
-        children=tuple(_connected(shapes, layer.children)),
+        children=children,
         backward_workspace=(shapes.stream("residual gradient"),),
         source="megatron.core.transformer.HyperConnectionTransformerLayer",
     )
+
+
+_Runs = tuple[tuple[Module, int], ...]
+_NORMS: Final = {ModuleKind.ATTENTION_NORM: "input_layernorm", ModuleKind.FEED_FORWARD_NORM: "pre_mlp_layernorm"}
+"""The norms before the branches, whose inputs and outputs are recomputed with the stream (`mhc` of `recompute_modules`)."""
+
+
+def _discarding(module: Module) -> Module:
+    """The module with those of its saved tensors marked that a norm makes, or saves itself."""
+    whole, makers = module.kind in _NORMS, _NORMS.values()
+    return replace(
+        module,
+        saved=tuple(replace(each, discarded=each.discarded or whole or each.made_in in makers) for each in module.saved),
+        children=tuple(_discarding(child) for child in module.children),
+    )
+
+
+def recomputed_together(layers: _Runs) -> tuple[_Runs, _Runs]:
+    """The layers of a chunk, and what follows them: the end of the group of checkpoints, if they have one.
+
+    The group frees its tensors when the last layer has run, so that all are allocated during the forward. It recomputes them before
+    the backward of that layer. The first layer reads a stream that no checkpoint made.
+    Source: `CheckpointManager` (core/tensor_parallel/random.py) and `TransformerBlock._build_mhc_recompute_layer_plan`.
+    """
+    if not layers:
+        return layers, ()
+    (module, times), *others = layers
+    first = replace(module, children=(_kept(module.children[0]), *module.children[1:]))
+    runs = ((first, 1), *(((module, times - 1),) if times > 1 else ()), *others)
+    discards = tuple(
+        Tensor(name="what checkpoints recompute together", shape=(size * times,), dtype="uint8")
+        for each, times in runs
+        if (size := _discarded_bytes(each))
+    )
+    if not discards:
+        return layers, ()
+    end = Module(name="recomputation", kind=ModuleKind.OTHER, function=True, discards=discards, source="CheckpointManager")
+    return runs, ((end, 1),)
+
+
+def _kept(module: Module) -> Module:
+    return replace(module, saved=tuple(replace(each, discarded=False) for each in module.saved))
+
+
+def _discarded_bytes(module: Module) -> int:
+    own = sum(each.bytes for each in module.saved if each.discarded)
+    return own + sum(_discarded_bytes(child) for child in module.children)
 
 
 def _connected(shapes: Shapes, modules: tuple[Module, ...]) -> Iterator[Module]:
@@ -61,7 +112,6 @@ def _reading(shapes: Shapes, name: str) -> Module:
     spec = connections_of(shapes)
     width = shapes.model.stream_width
     single = tuple(Parameter(name=f"alpha_{each}", shape=(1,), dtype="fp32") for each in ("pre", "post", "res"))
-    kept = () if spec.recomputed else (shapes.stream("stream"),)
     converted = () if spec.fused else (shapes.stream("stream in fp32", dtype="fp32"),)
     in_fp32 = shapes.wide("projected stream", spec.mappings, "n² + 2n", dtype="fp32")
     weights = (
@@ -79,7 +129,7 @@ def _reading(shapes: Shapes, name: str) -> Module:
             Parameter(name="bias", shape=(spec.mappings,), dtype="fp32"),
         ),
         saved=(
-            *kept,
+            replace(shapes.stream("stream"), made_in=LAYER if name.startswith("mlp") else STREAM, discarded=spec.recomputed),
             *converted,
             in_fp32,
             replace(in_fp32, name="weights before the mixing is normalized"),
@@ -88,7 +138,6 @@ def _reading(shapes: Shapes, name: str) -> Module:
         ),
         forward_workspace=(shapes.hidden("output"),),
         backward_workspace=(
-            *((shapes.stream("recomputed stream"),) if spec.recomputed else ()),
             *(shapes.stream(f"gradient of the stream {number}") for number in range(3)),
             shapes.stream("sum of the gradients"),
         ),
@@ -135,7 +184,7 @@ def contraction(shapes: Shapes) -> Module:
             Parameter(name="hc_head_base", shape=(spec.streams,), dtype="fp32"),
             Parameter(name="hc_head_scale", shape=(1,), dtype="fp32"),
         ),
-        saved=(shapes.stream("stream"),),
+        saved=(replace(shapes.stream("stream"), made_in=STREAM),),
         forward_workspace=(shapes.stream("stream in fp32", dtype="fp32"), shapes.hidden("output")),
         backward_workspace=(
             shapes.stream("gradient of the stream in fp32", dtype="fp32"),

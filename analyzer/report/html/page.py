@@ -99,6 +99,8 @@ def saved_tensors(tree: Module) -> list[tuple[str, int]]:
     def visit(module: Module, path: str) -> None:
         for tensor in module.saved:
             found[f"{path}: {tensor.name}"] += tensor.bytes
+        for tensor in module.discards:
+            found[f"{path}: {tensor.name}"] -= tensor.bytes
         if not module.recomputed:
             for child in module.children:
                 visit(child, f"{path}.{child.name}" if path else child.name)
