@@ -86,7 +86,7 @@ class Compressed:
 
     @property
     def recomputed(self) -> tuple[Tensor, ...]:
-        """With `--recompute-modules mla_up_proj`, what the checkpoint of the projections makes again for the backward of the core."""
+        """With `--recompute-modules mla_up_proj`, what the checkpoint of the projections makes again for the core."""
         if not self.shapes.recomputes("mla_up_proj"):
             return ()
         return (

@@ -152,6 +152,10 @@ def _joined(shapes: AllShapes, *, states: Tensor, path: str, under_checkpoint: b
     `under_checkpoint`: a checkpoint saves the inputs of both norms.
     """
     embedded = _embedding(shapes)
+    if shapes.model.hyper_connections is not None:
+        from analyzer.modules.residual.hyper_connections import joined_stream
+
+        return joined_stream(shapes, standalone_norm(shapes, "enorm", input_made_in=embedded), path=path)
     enorm = standalone_norm(shapes, "enorm", input_made_in=embedded, input_shares=EMBEDDED if under_checkpoint else "")
     hnorm = standalone_norm(shapes, "hnorm", input_made_in=states.made_in, input_shares=states.name if under_checkpoint else "")
     return enorm, hnorm, _projection(shapes, path=path)
@@ -238,6 +242,10 @@ def _layers(shapes: AllShapes, depth: int, *, path: str, under_checkpoint: bool)
         else replace(one_layer(shapes.inputs, kind, PROJECTED if shapes.sp and not number else ""), name=names[number])
         for number, kind in enumerate(kinds)
     )
+    if shapes.model.hyper_connections is not None:
+        from analyzer.modules.residual.hyper_connections import outside_groups
+
+        return (outside_groups(first, path=path), *following)
     return (_reading_projection(shapes, first, path=path, under_checkpoint=under_checkpoint), *following)
 
 
@@ -301,7 +309,8 @@ def _final_norm(shapes: Shapes, *, last: bool, recomputed: bool) -> Module:
     The last depth reads a view of the gradient of that. Autograd adds the gradient from the next depth for the others, which a
     checkpoint references until its backward ends.
     """
-    norm = standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in=_layer_names(shapes)[-1])
+    made_in = _layer_names(shapes)[-1] if shapes.model.hyper_connections is None else f"{MODEL_PATH}mtp"
+    norm = standalone_norm(shapes, "final_layernorm", ModuleKind.FINAL_NORM, input_made_in=made_in)
     joined = (_all_depths(shapes, ALL_DEPTHS),) if last and not recomputed else ()
     counted = last or recomputed
     read = tuple(tensor for tensor in norm.backward_workspace if not (counted and tensor.name == OUTPUT_GRADIENT))

@@ -14,8 +14,11 @@ from dataclasses import replace
 from typing import Final
 
 from analyzer.modules.kinds import FEED_FORWARD_BRANCH, RESIDUAL_ADDS, ModuleKind
+from analyzer.modules.linear import split_weight, weight_gradient
+from analyzer.modules.norm import norm_parameters, norm_statistics, partial_sums
+from analyzer.modules.quantized import saved_input
 from analyzer.modules.shapes import Shapes
-from analyzer.modules.tree import LAYER, STREAM, Module, Parameter, Tensor
+from analyzer.modules.tree import LAYER, STREAM, Module, Parameter, Tensor, for_weight
 from analyzer.specs import HyperConnectionSpec
 
 
@@ -79,7 +82,56 @@ def recomputed_together(layers: _Runs) -> tuple[_Runs, _Runs]:
 
 
 def _kept(module: Module) -> Module:
-    return replace(module, saved=tuple(replace(each, discarded=False) for each in module.saved))
+    saved = tuple(replace(each, discarded=False) for each in module.saved)
+    return replace(module, saved=saved, children=tuple(_kept(child) for child in module.children))
+
+
+def outside_groups(layer: Module, *, path: str) -> Module:
+    """A layer of multi-token prediction, which no group of checkpoints covers. It reads the stream that `path` makes."""
+    first, *others = _kept(layer).children
+    read = tuple(replace(each, made_in=path) if each.made_in == STREAM else each for each in first.saved)
+    return replace(layer, children=(replace(first, saved=read), *others))
+
+
+def joined_stream(shapes: Shapes, embedded: Module, *, path: str) -> tuple[Module, ...]:
+    """The stream of a depth of multi-token prediction: projections of the `embedded` tokens, and of each part of the stream.
+
+    Source: `MultiTokenPredictionLayer._concat_embeddings`.
+    """
+    spec, hidden = connections_of(shapes), shapes.model.hidden_size
+    stream = shapes.stream("input", made_in=f"{path}.hnorm")
+    rows = spec.streams * shapes.s * shapes.b
+    norm = Module(
+        name="hnorm",
+        kind=ModuleKind.NORM,
+        parameters=norm_parameters(shapes, hidden),
+        saved=norm_statistics(shapes, rows, "4·n·s·b"),
+        forward_workspace=(shapes.stream("output"),),
+        backward_workspace=(shapes.stream("output gradient"), shapes.stream("input gradient"), *partial_sums(shapes, hidden)),
+        source="TENorm",
+    )
+
+    def projection(name: str, read: Tensor) -> Module:
+        return Module(
+            name=name,
+            kind=ModuleKind.MTP_PROJECTION,
+            parameters=(split_weight(shapes, (hidden, hidden), full=(hidden, hidden)),),
+            saved=for_weight(saved_input(shapes, read)),
+            forward_workspace=(replace(read, name="output"), *((shapes.stream("sum"),) if name == "h_proj" else ())),
+            backward_workspace=(
+                replace(read, name="output gradient"),
+                replace(read, name="input gradient"),
+                *weight_gradient(shapes, (hidden, hidden)),
+            ),
+            source="TEColumnParallelLinear",
+        )
+
+    return (
+        embedded,
+        norm,
+        projection("e_proj", shapes.hidden("input", made_in=f"{path}.enorm")),
+        projection("h_proj", stream),
+    )
 
 
 def _discarded_bytes(module: Module) -> int:
