@@ -26,7 +26,7 @@ from analyzer.modules.tree import Collective, Module, Parameter, Phase, Tensor, 
 from analyzer.specs import AttentionKind
 from analyzer.specs.attention import COMPRESSION, OVERLAPPING, CompressedAttentionSpec
 
-_OUTPUT: Final = f"{ATTENTION}.core_attention"
+_CORE: Final = f"{ATTENTION}.core_attention"
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _core(sizes: Compressed) -> Module:
         name="core_attention",
         kind=ModuleKind.ATTENTION,
         backward_workspace=recomputed,
-        children=(*children, _kernel(sizes)),
+        children=(*children, *((_kernel(sizes),) if sizes.spec.kernels else _unfused(sizes))),
         source="CompressedSparseAttention",
     )
 
@@ -247,21 +247,11 @@ def _indexer(sizes: Compressed) -> Module:
 def _kernel(sizes: Compressed) -> Module:
     """Attention, with the choice of compressed keys. The loss of the indexer has its gradients computed in forward."""
     shapes, spec = sizes.shapes, sizes.spec
-    tokens = shapes.s + sizes.compressed_keys
     indices = Tensor(
         name="indices of the read keys", shape=(shapes.b, shapes.s, sizes.read_keys), dtype="int32", formula="4·b·s·keys"
     )
-    all_keys = replace(sizes.keys("keys", tokens, spec.head_dim), made_in="" if sizes.ratio else f"{ATTENTION}.kv_layernorm")
+    keys = _all_keys(sizes)
     sums = shapes.wide("logarithms of the sums", sizes.heads, "a", dtype="fp32")
-    gathered: tuple[Tensor, ...] = ()
-    if not spec.kernels:
-        rows = (shapes.s * shapes.b, sizes.read_keys, spec.head_dim)
-        scores = (shapes.s * shapes.b, sizes.heads, sizes.read_keys)
-        gathered = (
-            Tensor(name="keys of each query in fp32", shape=rows, dtype="fp32", formula="4·s·b·keys·d"),
-            Tensor(name="queries in fp32", shape=(shapes.s * shapes.b, sizes.width), dtype="fp32", formula="4·s·b·a·d"),
-            *(Tensor(name=each, shape=scores, dtype="fp32", formula="4·s·b·a·keys") for each in ("exponentials", "weights")),
-        )
     of_index: tuple[Tensor, ...] = ()
     if sizes.ratio == OVERLAPPING:
         of_index = (
@@ -274,26 +264,140 @@ def _kernel(sizes: Compressed) -> Module:
         name=sizes.kind,
         kind=ModuleKind.COMPRESSED_ATTENTION,
         function=True,
-        parameters=(Parameter(name="attn_sink", shape=(sizes.heads,), dtype="fp32"),),
+        parameters=_sink(sizes),
         saved=(
             *(() if sizes.recomputed else (sizes.all_heads("queries", made_in=ATTENTION),)),
-            *(() if sizes.recomputed and not sizes.ratio else (all_keys,)),
+            *(() if sizes.recomputed and not sizes.ratio else (keys,)),
             indices,
             sizes.all_heads("output"),
             sums,
-            *gathered,
             *of_index,
         ),
         backward_workspace=(
             sizes.all_heads("output gradient"),
             sizes.all_heads("query gradient"),
-            replace(all_keys, name="gradient of keys"),
-            replace(all_keys, name="gradient of keys in fp32", dtype="fp32"),
-            *((replace(sums, name="sums of rows"), replace(sums, name="scaled sums of rows")) if spec.kernels else ()),
-            *(replace(each, name=f"gradient of {each.name}") for each in gathered),
+            replace(keys, name="gradient of keys"),
+            replace(keys, name="gradient of keys in fp32", dtype="fp32"),
+            replace(sums, name="sums of rows"),
+            replace(sums, name="scaled sums of rows"),
         ),
         collectives=_exchanged(sizes),
-        source="csa_sparse_attn" if spec.kernels else "unfused_compressed_sparse_attn",
+        source="csa_sparse_attn",
+    )
+
+
+def _sink(sizes: Compressed) -> tuple[Parameter, ...]:
+    return (Parameter(name="attn_sink", shape=(sizes.heads,), dtype="fp32"),)
+
+
+def _all_keys(sizes: Compressed) -> Tensor:
+    """The keys of all tokens, and those that are compressed."""
+    shapes = sizes.shapes
+    keys = sizes.keys("keys", shapes.s + sizes.compressed_keys, sizes.spec.head_dim)
+    return replace(keys, made_in="" if sizes.ratio else f"{ATTENTION}.kv_layernorm")
+
+
+def _unfused(sizes: Compressed) -> tuple[Module, ...]:
+    """Attention by operations of PyTorch, which copy the keys of each query and convert them to fp32.
+
+    The backward of the copy sums the gradients in a tensor of all keys for each query. Kernels of the indexer's loss recompute
+    its scores, and save what they read.
+    Source: `unfused_compressed_sparse_attn`, `gather_backward` (torch/csrc/autograd/FunctionsManual.cpp).
+    """
+    shapes, spec = sizes.shapes, sizes.spec
+    rows = shapes.s * shapes.b
+    keys = _all_keys(sizes)
+    read = Tensor(
+        name="keys of each query", shape=(rows, sizes.read_keys, spec.head_dim), dtype=shapes.dtype, formula="2·s·b·keys·d"
+    )
+    in_fp32 = replace(read, name="keys of each query in fp32", dtype="fp32", formula="4·s·b·keys·d")
+    queries = Tensor(name="queries in fp32", shape=(rows, sizes.width), dtype="fp32", formula="4·s·b·a·d")
+    scores = Tensor(name="exponentials", shape=(rows, sizes.heads, sizes.read_keys), dtype="fp32", formula="4·s·b·a·keys")
+    of_heads = shapes.wide("largest scores", sizes.heads, "a", dtype="fp32")
+    places = Tensor(name="indices of the read keys", shape=(rows, sizes.read_keys), dtype="int64", formula="8·s·b·keys")
+    gather = Module(
+        name="gather",
+        kind=ModuleKind.KEY_COPIES,
+        function=True,
+        # several samples are copied to follow each other
+        saved=(*(() if sizes.recomputed and not sizes.ratio and shapes.b == 1 else (_of_samples(sizes, keys),)), places),
+        forward_workspace=(read,),
+        backward_workspace=(
+            sizes.all_heads("query gradient"),
+            replace(read, name="gradient of the keys of each query"),
+            replace(read, name="gradients of all keys for each query", shape=(rows, shapes.b * keys.shape[0], spec.head_dim)),
+        ),
+        source="torch.gather",
+    )
+    from_output = replace(in_fp32, name="gradient of keys from the output")
+    scored = Module(
+        name="scores",
+        kind=ModuleKind.KEY_COPIES,
+        function=True,
+        saved=(queries, in_fp32, replace(places, name="mask", dtype="bool", formula="s·b·keys")),
+        forward_workspace=(read, replace(scores, name="scores")),
+        backward_workspace=(
+            from_output,
+            replace(in_fp32, name="gradient of keys from the scores"),
+            replace(queries, name="gradient of queries in fp32"),
+            replace(scores, name="gradient of scores"),
+        ),
+        source="torch.einsum",
+    )
+    attention = Module(
+        name=sizes.kind,
+        kind=ModuleKind.COMPRESSED_ATTENTION,
+        function=True,
+        parameters=_sink(sizes),
+        saved=(
+            scores,
+            replace(scores, name="weights"),
+            replace(of_heads, name="places of the largest scores", dtype="int64"),
+            *(replace(of_heads, name=each) for each in ("largest scores", "exponentials of the sinks", "sums")),
+        ),
+        forward_workspace=(read, replace(scores, name="scores"), replace(queries, name="output in fp32")),
+        backward_workspace=(
+            replace(queries, name="output gradient in fp32"),
+            from_output,
+            replace(scores, name="gradient of weights"),
+            replace(scores, name="gradient of exponentials"),
+        ),
+        collectives=_exchanged(sizes),
+        source="unfused_compressed_sparse_attn",
+    )
+    return (*((_index_loss(sizes),) if sizes.ratio == OVERLAPPING else ()), gather, scored, attention)
+
+
+def _of_samples(sizes: Compressed, keys: Tensor) -> Tensor:
+    """What the gather saves of the keys: a copy in the order of the samples, if there are several."""
+    return keys if sizes.shapes.b == 1 else replace(keys, name="keys of all samples", made_in="")
+
+
+def _index_loss(sizes: Compressed) -> Module:
+    """The choice of compressed keys by operations of PyTorch. They save what the loss of the indexer needs, also if it is 0."""
+    shapes, spec = sizes.shapes, sizes.spec
+    count = sizes.compressed_keys
+    chosen = min(spec.topk, count)
+    scores = Tensor(
+        name="scores of all heads", shape=(shapes.b, sizes.heads, shapes.s, count), dtype="fp32", formula="4·b·a·s·keys"
+    )
+    return Module(
+        name="index_loss",
+        kind=ModuleKind.KEY_COPIES,
+        function=True,
+        saved=(
+            shapes.wide("index queries", spec.index_heads * spec.index_head_dim, "H·di"),
+            shapes.wide("index weights in fp32", spec.index_heads, "H", dtype="fp32"),
+            replace(sizes.keys("index keys", count, spec.index_head_dim), made_in=f"{_CORE}.indexer.compressor"),
+            *(() if sizes.recomputed else (sizes.all_heads("queries", made_in=ATTENTION),)),
+            replace(sizes.keys("compressed keys", count, spec.head_dim), made_in=f"{_CORE}.compressor"),
+            Tensor(name="chosen keys", shape=(shapes.b, shapes.s, chosen), dtype="int64", formula="8·b·s·keys"),
+            *((shapes.wide("logarithms of the sums of windows", sizes.heads, "a", dtype="fp32"),) if spec.logged else ()),
+            Tensor(name="mask of compressed keys", shape=(shapes.s, count), dtype="fp32", formula="4·s·keys", lingers=True),
+        ),
+        forward_workspace=(scores, replace(scores, name="probabilities of all heads")),
+        backward_workspace=(scores, replace(scores, name="probabilities of all heads")),
+        source="FusedDSAIndexerLoss",
     )
 
 
