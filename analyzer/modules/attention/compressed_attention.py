@@ -20,7 +20,7 @@ from analyzer.modules.attention.core_attention import ATTENTION
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.linear import weight_gradient
 from analyzer.modules.norm import norm_parameters, norm_statistics, partial_sums
-from analyzer.modules.quantized import saved_input
+from analyzer.modules.quantized import backward_input, forward_input, output_gradient, saved_input
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Module, Parameter, Phase, Tensor, for_weight
 from analyzer.specs import AttentionKind
@@ -120,7 +120,7 @@ def _projections(sizes: Compressed) -> tuple[Module, ...]:
     recomputed = bool(sizes.recomputed)
     queries = _linear(sizes, "linear_q_up_proj", ModuleKind.Q_UP, (sizes.width, spec.q_lora_rank))
     return (
-        _linear(sizes, "linear_q_down_proj", ModuleKind.Q_DOWN, (spec.q_lora_rank, hidden), first=True),
+        _linear(sizes, "linear_q_down_proj", ModuleKind.Q_DOWN, (spec.q_lora_rank, hidden)),
         _norm(sizes, "q_layernorm", spec.q_lora_rank),
         queries,
         _linear(sizes, "linear_kv_proj", ModuleKind.KV_DOWN, (spec.head_dim, hidden)),
@@ -137,25 +137,32 @@ def _projections(sizes: Compressed) -> tuple[Module, ...]:
     )
 
 
-def _linear(
-    sizes: Compressed, name: str, kind: ModuleKind, shape: tuple[int, int], *, first: bool = False, quantized: bool = True
-) -> Module:
-    """A linear layer that is not split. `first`: it saves the normalized hidden states, which the others read too."""
-    shapes = sizes.shapes
-    rows, columns = shape
+def _linear(sizes: Compressed, name: str, kind: ModuleKind, shape: tuple[int, int], *, quantized: bool = True) -> Module:
+    """A linear layer that is not split. The first of those that read the normalized hidden states saves them.
+
+    `quantized`: it runs in FP8, if the launch uses it. Then each layer saves a copy of its own.
+    """
+    shapes, (rows, columns) = sizes.shapes, shape
+    shapes = shapes if quantized else shapes.in_16_bit
     read = shapes.hidden("input", made_in="input_layernorm")
-    if name == "linear_q_up_proj":
+    if name in ("linear_q_up_proj", "linear_wq_b"):
         read = shapes.wide("input", columns, "r", made_in=f"{ATTENTION}.q_layernorm")
-    kept = first or name == "linear_q_up_proj"
+    makers = {"linear_kv_proj": ATTENTION, "linear_wq_b": _CORE}
+    if shapes.fp8 is not None:
+        saved = tuple(replace(each, made_in=makers.get(name, each.made_in)) for each in saved_input(shapes, read))
+    else:  # other layers that read it in 16 bit share it
+        first = "linear_q_down_proj" if sizes.shapes.fp8 is None else "linear_wkv"
+        saves = name in (first, "linear_q_up_proj") and kind is not ModuleKind.INDEX_PROJECTION
+        saved = (read,) if saves else ()
     output = shapes.wide("output", rows, "width")
     return Module(
         name=name,
         kind=kind,
-        parameters=(Parameter(name="weight", shape=shape, dtype=shapes.dtype, quantized=quantized and shapes.fp8 is not None),),
-        saved=for_weight(saved_input(shapes, read)) if kept else (),
-        forward_workspace=(output,),
+        parameters=(Parameter(name="weight", shape=shape, dtype=shapes.dtype, quantized=shapes.fp8 is not None),),
+        saved=for_weight(saved),
+        forward_workspace=(*forward_input(shapes, read), output),
         backward_workspace=(
-            replace(output, name="output gradient"),
+            *output_gradient(shapes, replace(output, name="output gradient")),
             shapes.wide("input gradient", columns, "width"),
             *weight_gradient(shapes, shape),
         ),
@@ -166,7 +173,9 @@ def _linear(
 def _norm(sizes: Compressed, name: str, width: int, *, recomputed: bool = False) -> Module:
     shapes = sizes.shapes
     rows = shapes.s * shapes.b
-    saved = (shapes.wide("input", width, "r", made_in=ATTENTION), *norm_statistics(shapes, rows, "4·s·b"))
+    # FP8 GEMMs return tensors of their modules
+    made_in = f"{ATTENTION}.linear_q_down_proj" if shapes.fp8 is not None and name == "q_layernorm" else ATTENTION
+    saved = (shapes.wide("input", width, "r", made_in=made_in), *norm_statistics(shapes, rows, "4·s·b"))
     return Module(
         name=name,
         kind=ModuleKind.NORM,
@@ -444,14 +453,20 @@ def _grouped_output(sizes: Compressed) -> Module:
 def _output(sizes: Compressed) -> Module:
     shapes, hidden = sizes.shapes, sizes.shapes.model.hidden_size
     read = shapes.wide("input", sizes.projected, "g·r", made_in=ATTENTION)
+    original = shapes.fp8 is not None and shapes.fp8.recipe != "delayed"
     return Module(
         name="linear_proj",
         kind=ModuleKind.ATTENTION_OUTPUT,
         parameters=(
             Parameter(name="weight", shape=(hidden, sizes.projected), dtype=shapes.dtype, quantized=shapes.fp8 is not None),
         ),
-        saved=for_weight(saved_input(shapes, read)),
-        forward_workspace=(shapes.hidden("output"),),
-        backward_workspace=(replace(read, name="input gradient"), *weight_gradient(shapes, (hidden, sizes.projected))),
+        saved=for_weight((read,) if original else saved_input(shapes, read)),
+        forward_workspace=(*forward_input(shapes, read, original=original), shapes.hidden("output")),
+        backward_workspace=(
+            *for_weight(backward_input(shapes, read, original=original)),
+            *output_gradient(shapes, shapes.hidden("output gradient", shares="residual gradient")),
+            replace(read, name="input gradient"),
+            *weight_gradient(shapes, (hidden, sizes.projected)),
+        ),
         source="TERowParallelLinear",
     )

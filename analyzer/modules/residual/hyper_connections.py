@@ -147,7 +147,8 @@ def _connected(shapes: Shapes, modules: tuple[Module, ...]) -> Iterator[Module]:
             yield _reading(shapes, "mlp_hyper_connection" if branch == "feed_forward" else "self_attention_hyper_connection")
         before = branch
         if module.kind in RESIDUAL_ADDS:
-            yield _mixing(shapes, module, branch="mlp" if branch == "feed_forward" else "self_attention")
+            attention = "self_attention" if shapes.fp8 is None else "self_attention.linear_proj"
+            yield _mixing(shapes, module, branch="mlp" if branch == "feed_forward" else attention)
         elif module.kind in (ModuleKind.ATTENTION_NORM, ModuleKind.FEED_FORWARD_NORM):
             yield replace(module, saved=tuple(_read_sum(each, lingers=branch == "feed_forward") for each in module.saved))
         else:
