@@ -5,6 +5,7 @@ Source: core/tensor_parallel/random.py `CheckpointFunction`, core/transformer/mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -15,13 +16,13 @@ INPUT_GRADIENT: Final = "gradient of the checkpoint's input"
 """Name of a gradient that a checkpoint around a MoE layer leaves allocated."""
 
 
-def moe_checkpoint_leftovers(shapes: Shapes) -> tuple[Tensor, Tensor]:
-    """The input of a checkpoint around a MoE layer, and the gradient of that input.
+def moe_checkpoint_leftovers(made: Callable[[str], Tensor]) -> tuple[Tensor, Tensor]:
+    """The input of a checkpoint around a MoE layer, and the gradient of that input. `made` gives a tensor of its size.
 
     The dispatcher stores the routing probabilities in an attribute. Their autograd graph references both tensors until the
     next forward replaces the probabilities.
     """
-    return (shapes.hidden("input of the checkpoint"), shapes.hidden(INPUT_GRADIENT))
+    return (made("input of the checkpoint"), made(INPUT_GRADIENT))
 
 
 def holding_gradient(shapes: Shapes, children: tuple[Module, ...]) -> tuple[tuple[Tensor, ...], tuple[Module, ...]]:

@@ -18,7 +18,7 @@ from analyzer.modules.linear import gathered_linear
 from analyzer.modules.mlp import mlp
 from analyzer.modules.norm import standalone_norm
 from analyzer.modules.residual.dropout import bias_dropout_add
-from analyzer.modules.shapes import ExpertShapes, Shapes
+from analyzer.modules.shapes import RECOMPUTED_OUTPUT, ExpertShapes, Shapes
 from analyzer.modules.tree import LAYER, STREAM, Collective, Module, Tensor
 from analyzer.specs import AttentionKind, BlockSpec, Branch, ModelSpec, RecomputeSpec
 
@@ -143,7 +143,7 @@ def transformer_layer(
         children=children,
         source="megatron.core.ssm.MambaLayer" if of_mamba else "megatron.core.transformer.TransformerLayer",
     )
-    return _connected(shapes, _scaled(shapes, layer) if shapes.model.layer_scaling else layer)
+    return _connected(shapes, _scaled(shapes, layer) if shapes.model.layer_scaling else layer, input_shares)
 
 
 def _norm(shapes: Shapes, name: str, kind: ModuleKind, *, input_made_in: str, input_shares: str) -> Module:
@@ -155,13 +155,13 @@ def _norm(shapes: Shapes, name: str, kind: ModuleKind, *, input_made_in: str, in
     return unfused_norm(shapes, name, kind, input_made_in=input_made_in, input_shares=input_shares)
 
 
-def _connected(shapes: Shapes, layer: Module) -> Module:
+def _connected(shapes: Shapes, layer: Module, input_shares: str) -> Module:
     """The layer with hyper-connections, if the model has them."""
     if shapes.model.hyper_connections is None:
         return layer
     from analyzer.modules.residual.hyper_connections import connected_layer
 
-    return connected_layer(shapes, layer)
+    return connected_layer(shapes, layer, input_shares=input_shares)
 
 
 def _scaled(shapes: Shapes, layer: Module) -> Module:
@@ -209,7 +209,7 @@ def _moe_branch(inputs: ExpertInputs) -> Module:
 
 def checkpointed(shapes: Shapes, *, kinds: tuple[LayerKind, ...]) -> Module:
     """Layers of these kinds under one checkpoint."""
-    outlives: tuple[Tensor, ...] = moe_checkpoint_leftovers(shapes) if any(kind.moe for kind in kinds) else ()
+    outlives: tuple[Tensor, ...] = moe_checkpoint_leftovers(shapes.stream) if any(kind.moe for kind in kinds) else ()
     first = one_layer(shapes.inputs, kinds[0], "" if _distributes(shapes) else "checkpoint input")
     return checkpoint_of(shapes, (first, *(one_layer(shapes.inputs, kind) for kind in kinds[1:])), outlives=outlives)
 
@@ -241,7 +241,7 @@ def checkpoint_of(shapes: Shapes, children: tuple[Module, ...], *, outlives: tup
         function=True,
         saved=(saved,),
         outlives=outlives,
-        backward_workspace=() if saved.shares else shapes.recomputed_output,
+        backward_workspace=() if saved.shares else (shapes.stream(RECOMPUTED_OUTPUT),),
         collectives=gather,
         children=children,
         recomputed=True,

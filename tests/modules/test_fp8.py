@@ -341,12 +341,12 @@ def test_a_generation_has_tokens_of_its_own() -> None:
 
 @pytest.mark.parametrize("task", ["sft", "pt"])
 def test_ms_swift_pads_for_fp8(task: str) -> None:
-    """`get_padding_to` of swift/megatron/utils, so that the longest sequence need not be a multiple."""
+    """`get_padding_to` of swift/megatron/utils: a multiple of 16 tokens for each of 4 ranks, so that 4100 tokens become 4160."""
     words = (
         f"megatron {task} --model Qwen/Qwen3-8B --max_length 4100 --micro_batch_size 1 --global_batch_size 32 --info-world-size 8 "
         "--tensor_model_parallel_size 4 --sequence_parallel true --fp8_format hybrid --fp8_recipe tensorwise --info-gpu H100-80GB"
     )
-    assert analyzer.analyze(words.split(), environ={}).job.batch.seq_length == 4100
+    assert analyzer.analyze(words.split(), environ={}).job.batch.seq_length == 4160
 
 
 @pytest.mark.parametrize(

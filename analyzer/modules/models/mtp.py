@@ -88,7 +88,7 @@ def _depth(shapes: AllShapes, depth: int, *, after: str, summed: bool) -> Module
         outlives: tuple[Tensor, ...] = ()
         if _has_experts(shapes) and not all(_inner_checkpoints(shapes)):
             saved = tuple(replace(tensor, lingers=True) for tensor in saved)
-            outlives = moe_checkpoint_leftovers(shapes)[1:] * 2
+            outlives = moe_checkpoint_leftovers(shapes.hidden)[1:] * 2
         inside = (
             Module(
                 name="checkpoint",

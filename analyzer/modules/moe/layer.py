@@ -57,7 +57,7 @@ def moe_layer(shapes: ExpertShapes) -> Module:
         name="mlp",
         kind=ModuleKind.FEED_FORWARD,
         saved=(replace(saved, lingers=not dropped),),
-        outlives=moe_checkpoint_leftovers(shapes)[1 if not dropped else 0 :],
+        outlives=moe_checkpoint_leftovers(shapes.hidden)[1 if not dropped else 0 :],
         forward_workspace=dropped,
         backward_workspace=(*held, *recomputed),
         recomputed_last=shapes.recomputed_output,

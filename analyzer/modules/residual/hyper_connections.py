@@ -30,9 +30,14 @@ def connections_of(shapes: Shapes) -> HyperConnectionSpec:
     return spec
 
 
-def connected_layer(shapes: Shapes, layer: Module) -> Module:
-    """The layer with a module before each branch, and one that mixes the stream in place of each residual add."""
-    children = tuple(_connected(shapes, layer.children))
+def connected_layer(shapes: Shapes, layer: Module, *, input_shares: str) -> Module:
+    """The layer with a module before each branch, and one that mixes the stream in place of each residual add.
+
+    `input_shares`: the tensor that is the stream before the layer, if a checkpoint saves it.
+    """
+    first, *others = _connected(shapes, layer.children)
+    read = tuple(replace(each, shares=input_shares) if each.made_in == STREAM else each for each in first.saved)
+    children: tuple[Module, ...] = (replace(first, saved=read), *others)
     if connections_of(shapes).recomputed:
         children = tuple(_discarding(each) for each in children)
     return replace(
@@ -157,7 +162,7 @@ def _connected(shapes: Shapes, modules: tuple[Module, ...]) -> Iterator[Module]:
 
 def _read_sum(saved: Tensor, *, lingers: bool) -> Tensor:
     """What a norm saves: its input is the sum that the branch reads. An attribute of the layer references that of the FFN."""
-    return replace(saved, made_in=LAYER, lingers=lingers) if saved.name == "input" else saved
+    return replace(saved, made_in=LAYER, shares="", lingers=lingers) if saved.name == "input" else saved
 
 
 def _reading(shapes: Shapes, name: str) -> Module:

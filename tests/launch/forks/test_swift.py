@@ -65,7 +65,7 @@ def test_launch_without_sizes() -> None:
     ],
 )
 def test_sequences_are_padded(options: str, tokens: int) -> None:
-    """`get_padding_to` of ms-swift: the ranks that share a sequence, times 16 in FP8, 32 in mxfp8, 128 with blocks; 64 for cuDNN."""
+    """`get_padding_to` of ms-swift: the ranks that share a sequence, times 16 in FP8, 32 in mxfp8, 128 in blocks; 64 for cuDNN."""
     launch = f"--model Qwen/Qwen3-8B --max_length 4099 --packing true --dataset x {options} --info-gpu B200"
     assert analyze(launch, environ=NODE, folder="/nowhere").job.batch.seq_length == tokens
 
