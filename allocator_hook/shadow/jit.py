@@ -52,7 +52,7 @@ class FakeCompiler:
                 called = functools.partial(function, **kwargs)
                 functools.update_wrapper(called, function)
                 structure: list[TreeSpec] = []
-                made = _SavesInputs.apply(self.recorder, called, saved_inputs[0], structure, *args)  # type: ignore[no-untyped-call]
+                made = _SavesInputs.apply(self.recorder, called, saved_inputs[0], structure, len(args), *args, *_parameters(args))  # type: ignore[no-untyped-call]
                 return tree_unflatten(made, structure[0])
             expanded = _expanded(args, largest=max(tensors, key=torch.Tensor.numel), recorder=self.recorder)
             with self.recorder.fused_kernel(name=name):
@@ -130,14 +130,27 @@ def _inputs_of_intermediates(recorder: Recorder, function: Callable[..., Any], a
 
 
 class _SavesInputs(torch.autograd.Function):
-    """Saves inputs for backward. Backward recomputes the function and its gradients in one fused kernel."""
+    """Saves inputs for backward. Backward recomputes the function and its gradients in one fused kernel.
+
+    Its arguments are followed by the parameters of those that are modules, for which autograd computes gradients too.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, recorder: Recorder, function: Callable[..., Any], needed: frozenset[int], structure: list[TreeSpec], *args: Any
+        ctx: Any,
+        recorder: Recorder,
+        function: Callable[..., Any],
+        needed: frozenset[int],
+        structure: list[TreeSpec],
+        count: int,
+        *inputs: Any,
     ) -> tuple[Any, ...]:
-        """Return the tensors in what the function returns, and add to `structure` how they are nested in it."""
-        ctx.recorder, ctx.function = recorder, function
+        """Return the tensors in what the function returns, and add to `structure` how they are nested in it.
+
+        `count`: how many of `inputs` are arguments of the function.
+        """
+        args, parameters = inputs[:count], inputs[count:]
+        ctx.recorder, ctx.function, ctx.parameters = recorder, function, parameters
         ctx.places = [index for index, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
         ctx.kept = [index for index in ctx.places if index in needed]
         ctx.wanted = [index for index in ctx.places if args[index].requires_grad]
@@ -160,11 +173,19 @@ class _SavesInputs(torch.autograd.Function):
                 arg = saved[index].detach() if index in saved else torch.empty(shape, dtype=dtype, device=device)
                 args[index] = arg.requires_grad_(index in ctx.wanted)
             outputs = list(tensors_of((ctx.function(*args),)))
-            found = torch.autograd.grad(outputs, [args[index] for index in ctx.wanted], grads[: len(outputs)])
-            for index, gradient in zip(ctx.wanted, found, strict=True):
+            read = [*(args[index] for index in ctx.wanted), *ctx.parameters]
+            found = torch.autograd.grad(outputs, read, grads[: len(outputs)], allow_unused=bool(ctx.parameters))
+            for index, gradient in zip(ctx.wanted, found, strict=False):
                 result[index] = gradient
-            del args, outputs, found, saved
-        return (None, None, None, None, *result)
+            of_parameters = found[len(ctx.wanted) :]
+            del args, read, outputs, found, saved
+        return (None, None, None, None, None, *result, *of_parameters)
+
+
+def _parameters(args: Sequence[Any]) -> tuple[torch.nn.Parameter, ...]:
+    """The trained parameters of the modules among the arguments: of `self`, if a method of a module is compiled."""
+    modules = (arg for arg in args if isinstance(arg, torch.nn.Module))
+    return tuple(each for module in modules for each in module.parameters(recurse=False) if each.requires_grad)
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -1,7 +1,8 @@
 """The order in which the parts of a module are created.
 
 Sources: `Attention.__init__`, `MultiLatentAttention.__init__`, `MLASelfAttention.__init__` and `MoELayer.__init__` in
-megatron/core/transformer (0.16.1).
+megatron/core/transformer (0.16.1); `DSv4HybridSelfAttention.__init__`, `CompressedSparseAttention.__init__` and
+`HyperConnectionTransformerLayer.__init__` of the branch dev, August 2026 (b3b1e2d7).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def children_in_order(module: Module) -> Sequence[Module]:
         return children if linear else _after_their_layers(children)
     if any(child.kind is ModuleKind.ROUTER for child in children):
         return sorted(children, key=_place_in_moe_layer)
-    return children
+    return sorted(children, key=lambda child: child.kind is ModuleKind.HYPER_CONNECTION)  # these are created last
 
 
 def _after_their_layers(children: Sequence[Module]) -> list[Module]:
@@ -36,6 +37,10 @@ def _after_their_layers(children: Sequence[Module]) -> list[Module]:
 
 
 _ATTENTION: Final = {
+    ModuleKind.GROUPED_OUTPUT: -1,  # a parameter of the attention itself
+    ModuleKind.COMPRESSED_ATTENTION: -1,  # its sinks are parameters of the core attention itself
+    ModuleKind.INDEX_PROJECTION: -1,
+    ModuleKind.ATTENTION: 0,  # core attention, or a part of it
     ModuleKind.ATTENTION_KERNEL: 0,
     ModuleKind.ATTENTION_KERNEL_CHECKPOINT: 0,
     ModuleKind.ATTENTION_OUTPUT: 1,

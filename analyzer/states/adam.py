@@ -16,7 +16,7 @@ from analyzer.modules.stage import StageModel
 from analyzer.modules.tree import Tensor, total_bytes
 from analyzer.specs import TrainingJob
 from analyzer.states.buffers.gradient_buffers import Buffer, shard_numel, shard_pieces
-from analyzer.states.buffers.parameter_order import numel_of, trained_numel
+from analyzer.states.buffers.parameter_order import numel_of, trained_in_fp32, trained_numel
 from analyzer.states.bytes_per_parameter import (
     FP32,
     adam_stores_master_weights,
@@ -33,10 +33,12 @@ _FP4_TILE: Final = 16 * 16
 
 def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], *, parameters: int, gradients: int) -> States:
     """Model states of one rank. `parameters` and `gradients` are the bytes of parameters and gradient buffers."""
-    owned = _owned(job, buffers) if job.optimizer.distributed else sum(trained_numel(tree) for tree in stage.trees)
     each = bytes_per_parameter(job)
     # parameters that stay in fp32 are their own master weights
-    in_fp32 = _owned(job, [each for each in buffers if each.parameter_dtype == "fp32"]) if job.optimizer.distributed else 0
+    if job.optimizer.distributed:
+        owned, in_fp32 = _owned(job, buffers), _owned(job, [each for each in buffers if each.parameter_dtype == "fp32"])
+    else:
+        owned, in_fp32 = (sum(map(count, stage.trees)) for count in (trained_numel, trained_in_fp32))
     of_torch = tuple(Tensor(name=name, shape=(owned,), dtype="fp32") for name in step_tensors_of_torch(job))
     updated = sorted(buffers, key=lambda buffer: buffer.group == "edp")  # the optimizer of experts is the last one
     steps = (*_casts(job, updated), *_unscaled(job, updated))

@@ -126,7 +126,8 @@ def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buff
 
 
 def _bytes_of_separate_parameters(tree: Module, element: int) -> int:
-    return sum_of_parameters(tree, lambda parameter: round_up(element * parameter.numel, BLOCK))
+    """`element`: bytes of an element of those parameters that do not stay in fp32."""
+    return sum_of_parameters(tree, lambda each: round_up(max(element, int(DTYPE_BYTES[each.dtype])) * each.numel, BLOCK))
 
 
 def _bytes_of_frozen_parameters(tree: Module, stored: Fp8Recipe | None) -> int:

@@ -81,7 +81,23 @@ def test_parameters_and_layout() -> None:
     assert (report.job.parallel.pipeline, report.job.parallel.expert, report.job.parallel.data) == (4, 8, 16)
     assert report.job.recompute.modules == ("mla_up_proj", "moe_act")
     assert report.verdict.state is None
-    assert "DeepSeek-V4" in str(report.verdict.withheld)
+    assert "use_fused_mhc" in str(report.verdict.withheld)
+
+
+@pytest.mark.parametrize(
+    ("model", "compared"),
+    [
+        ({}, True),
+        ({"enable_hyper_connections": False}, True),
+        ({"use_fused_mhc": True}, False),
+        ({"context_parallel_size": 2, "cp_partition_mode": "contiguous"}, False),
+    ],
+)
+def test_a_verdict_where_megatron_has_been_run(model: dict[str, Any], compared: bool) -> None:
+    """`tests/allocator_hook/shadow/test_compressed_attention.py` runs the layers of Megatron-LM with these features, or not."""
+    report = report_of(**{"use_fused_mhc": False, **model})
+    assert (report.verdict.state is not None) is compared
+    assert ("DeepSeek-V4" in str(report.verdict.withheld)) is not compared
 
 
 def test_layers_by_their_ratio() -> None:

@@ -45,6 +45,15 @@ def trained_numel(tree: Module) -> int:
     return tree.derived(_trained_numel)
 
 
+def trained_in_fp32(tree: Module) -> int:
+    """Elements of trained parameters in fp32, cached per tree."""
+    return tree.derived(_trained_in_fp32)
+
+
+def _trained_in_fp32(tree: Module) -> int:
+    return sum_of_parameters(tree, lambda each: each.numel if each.dtype == "fp32" and not each.frozen else 0)
+
+
 def _trained_numel(tree: Module) -> int:
     return sum_of_parameters(tree, lambda parameter: 0 if parameter.frozen else parameter.numel)
 

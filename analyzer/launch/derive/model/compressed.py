@@ -13,6 +13,8 @@ from analyzer.launch.info_options import MODEL
 from analyzer.specs.release import is_before
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from analyzer.launch.derive.launch_input import LaunchInput
     from analyzer.specs import TrainingJob
     from analyzer.specs.attention import CompressedModel
@@ -38,8 +40,26 @@ def with_compressed_attention(launch: LaunchInput, job: TrainingJob) -> Training
     )
     moe = None if job.model.moe is None else replace(job.model.moe, hash_layers=parts.hash_layers)
     model = replace(job.model, moe=moe, compressed_attention=parts.attention, hyper_connections=parts.hyper_connections)
-    reason = "the memory of the attention and of the residual stream of DeepSeek-V4 was not compared with recorded runs"
-    return replace(job, model=model, withheld=(*job.withheld, reason))
+    job = replace(job, model=model)
+    return replace(job, withheld=(*job.withheld, *_reasons(job)))
+
+
+def _reasons(job: TrainingJob) -> Iterator[str]:
+    """What Megatron-LM's code was not run with, so that the tensors were not compared with those that it allocates."""
+    connections, fp8 = job.model.hyper_connections, job.precision.fp8
+    found = {
+        "context parallelism": job.parallel.context > 1,
+        "packed samples": job.model.sample_length is not None,
+        "FSDP": job.fsdp is not None,
+        "FP4": fp8 is not None and fp8.format == "e2m1",
+        "a layer-wise optimizer": job.optimizer.facts.layer_wise,
+        "an optimizer on the host": job.optimizer.offload is not None,
+        "offloaded activations": job.activation_offload is not None,
+        "fused hyper-connections (use_fused_mhc)": connections is not None and connections.fused,
+    }
+    for feature, used in found.items():
+        if used:
+            yield f"the memory of layers of DeepSeek-V4 with {feature} was not compared with that of Megatron-LM"
 
 
 def _ratios(parts: CompressedModel, job: TrainingJob) -> tuple[int, ...]:
