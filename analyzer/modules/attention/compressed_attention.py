@@ -7,7 +7,7 @@ Legend: a heads, d elements of a head, r ranks of projections, g groups of heads
 indexer, di elements of one of its heads.
 Source: `DSv4HybridSelfAttention` (core/transformer/experimental_attention_variant/deepseek_v4_hybrid_attention.py), and
 `CompressedSparseAttention`, `Compressor` and `CSAIndexer` (csa.py beside it) of the branch dev of Megatron-LM, August 2026
-(b3b1e2d7). The tensors are those that its statements name; they were not compared with a recorded run.
+(b3b1e2d7), run on the shadow engine (tests/allocator_hook/shadow/test_compressed_attention.py).
 """
 
 from __future__ import annotations
@@ -315,7 +315,6 @@ def _unfused(sizes: Compressed) -> tuple[Module, ...]:
     """
     shapes, spec = sizes.shapes, sizes.spec
     rows = shapes.s * shapes.b
-    keys = _all_keys(sizes)
     read = Tensor(
         name="keys of each query", shape=(rows, sizes.read_keys, spec.head_dim), dtype=shapes.dtype, formula="2·s·b·keys·d"
     )
@@ -324,20 +323,6 @@ def _unfused(sizes: Compressed) -> tuple[Module, ...]:
     scores = Tensor(name="exponentials", shape=(rows, sizes.heads, sizes.read_keys), dtype="fp32", formula="4·s·b·a·keys")
     of_heads = shapes.wide("largest scores", sizes.heads, "a", dtype="fp32")
     places = Tensor(name="indices of the read keys", shape=(rows, sizes.read_keys), dtype="int64", formula="8·s·b·keys")
-    gather = Module(
-        name="gather",
-        kind=ModuleKind.KEY_COPIES,
-        function=True,
-        # several samples are copied to follow each other
-        saved=(*(() if sizes.recomputed and not sizes.ratio and shapes.b == 1 else (_of_samples(sizes, keys),)), places),
-        forward_workspace=(read,),
-        backward_workspace=(
-            sizes.all_heads("query gradient"),
-            replace(read, name="gradient of the keys of each query"),
-            replace(read, name="gradients of all keys for each query", shape=(rows, shapes.b * keys.shape[0], spec.head_dim)),
-        ),
-        source="torch.gather",
-    )
     from_output = replace(in_fp32, name="gradient of keys from the output")
     scored = Module(
         name="scores",
@@ -374,7 +359,28 @@ def _unfused(sizes: Compressed) -> tuple[Module, ...]:
         collectives=_exchanged(sizes),
         source="unfused_compressed_sparse_attn",
     )
-    return (*((_index_loss(sizes),) if sizes.ratio == OVERLAPPING else ()), gather, scored, attention)
+    return (*((_index_loss(sizes),) if sizes.ratio == OVERLAPPING else ()), _gather(sizes, read, places), scored, attention)
+
+
+def _gather(sizes: Compressed, read: Tensor, places: Tensor) -> Module:
+    """The copy of the keys of each query."""
+    shapes, spec = sizes.shapes, sizes.spec
+    keys = _all_keys(sizes)
+    every = (shapes.s * shapes.b, shapes.b * keys.shape[0], spec.head_dim)
+    return Module(
+        name="gather",
+        kind=ModuleKind.KEY_COPIES,
+        function=True,
+        # several samples are copied to follow each other
+        saved=(*(() if sizes.recomputed and not sizes.ratio and shapes.b == 1 else (_of_samples(sizes, keys),)), places),
+        forward_workspace=(read,),
+        backward_workspace=(
+            sizes.all_heads("query gradient"),
+            replace(read, name="gradient of the keys of each query"),
+            replace(read, name="gradients of all keys for each query", shape=every),
+        ),
+        source="torch.gather",
+    )
 
 
 def _of_samples(sizes: Compressed, keys: Tensor) -> Tensor:

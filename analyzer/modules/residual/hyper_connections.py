@@ -4,7 +4,7 @@ The output of the branch is added to all parts, which are mixed by a doubly stoc
 
 Legend: n parts of the residual stream, h elements of a part.
 Source: `HyperConnectionModule` (core/transformer/hyper_connection.py) and `TransformerBlock` of the branch dev of Megatron-LM,
-August 2026 (b3b1e2d7). The tensors are those that its statements name; they were not compared with a recorded run.
+August 2026 (b3b1e2d7), run on the shadow engine (tests/allocator_hook/shadow/test_compressed_attention.py).
 """
 
 from __future__ import annotations
