@@ -15,6 +15,7 @@ from allocator_hook.shadow.gpu import Gpu
 from allocator_hook.shadow.kernel_calls import calls, element_bits
 from allocator_hook.shadow.stand_ins import (
     causal_conv,
+    cu_tile,
     deep_ep,
     emerging_optimizers,
     hadamard,
@@ -36,7 +37,7 @@ def extension_modules(gpu: Gpu) -> dict[str, ModuleType]:
     for name in ("scaled_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda"):
         modules[name] = _softmax(name)
     modules |= _multi_tensor(gpu) | _layer_norms(gpu) | _rotation() | flash_attention.modules(gpu)
-    for package in (deep_ep, emerging_optimizers, causal_conv, hadamard, linear_attention, mamba_ssm):
+    for package in (deep_ep, cu_tile, emerging_optimizers, causal_conv, hadamard, linear_attention, mamba_ssm):
         modules |= package.modules()
     return modules | sparse_attention.modules(gpu) | _pkg_resources()
 

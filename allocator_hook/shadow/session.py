@@ -24,7 +24,7 @@ from allocator_hook.shadow.jit import FakeCompiler
 from allocator_hook.shadow.kernel_calls import calls
 from allocator_hook.shadow.recorder import Recorder
 from allocator_hook.shadow.request import Request
-from allocator_hook.shadow.stand_ins import cuda_graphs, linear_attention, sparse_attention
+from allocator_hook.shadow.stand_ins import cu_tile, cuda_graphs, linear_attention, sparse_attention
 from allocator_hook.shadow.stand_ins.received_shapes import received_shapes
 from allocator_hook.step.collectives import CollectiveHooks
 from allocator_hook.step.environment import variables
@@ -107,7 +107,8 @@ class Session:
             stack.enter_context(Patches([*recorder.patches(), *_router_padding(recorder.means), *received]))
             stack.enter_context(Patches([*_shared_storage(recorder), *_random_states(self.job)]))
             stack.enter_context(Patches(_hadamard_signs(self.job)))
-            stack.enter_context(Patches([*linear_attention.patches(self.job), *sparse_attention.patches(self.job)]))
+            of_kernels = (linear_attention, sparse_attention, cu_tile)
+            stack.enter_context(Patches([each for module in of_kernels for each in module.patches(self.job)]))
             stack.enter_context(Patches(sharding.patches(self.job, recorder, writer)))
             stack.enter_context(Patches(cuda_graphs.tensor_patches(recorder) if graphed else ()))
             calls_sink = cuda_graphs.GraphedCalls(writer) if graphed else writer

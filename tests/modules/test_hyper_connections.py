@@ -89,3 +89,13 @@ def test_parameters_in_fp32_are_their_own_master_weights() -> None:
     assert states.master_weights == 4 * in_16_bit
     assert states.moments == 8 * (in_16_bit + in_fp32)
     assert states.parameters == pytest.approx(2 * in_16_bit + 4 * in_fp32, rel=1e-5)
+
+
+def test_fused_kernels_save_the_stream_in_16_bit() -> None:
+    """`CutileProjRmsComputeH` saves its input, the projected stream and three weights in fp32; the Sinkhorn kernel its first step."""
+    job = job_of_model()
+    assert job.model.hyper_connections is not None
+    job = replace(job, model=replace(job.model, hyper_connections=replace(job.model.hyper_connections, fused=True)))
+    for module in modules(job, ModuleKind.HYPER_CONNECTION):
+        in_fp32 = sum(each.bytes for each in module.saved if each.dtype == "fp32") // 4
+        assert in_fp32 == TOKENS * (MAPPINGS + 1 + 2 * STREAMS + 2 * STREAMS * STREAMS)

@@ -166,7 +166,10 @@ def _read_sum(saved: Tensor, *, lingers: bool) -> Tensor:
 
 
 def _reading(shapes: Shapes, name: str) -> Module:
-    """The weights of each token, and the sum that the branch reads. PyTorch converts the stream to fp32 for the first."""
+    """The weights of each token, and the sum that the branch reads.
+
+    Without fused kernels PyTorch converts the stream to fp32 for the weights.
+    """
     spec = connections_of(shapes)
     width = shapes.model.stream_width
     single = tuple(Parameter(name=f"alpha_{each}", shape=(1,), dtype="fp32") for each in ("pre", "post", "res"))
@@ -190,7 +193,7 @@ def _reading(shapes: Shapes, name: str) -> Module:
             replace(shapes.stream("stream"), made_in=LAYER if name.startswith("mlp") else STREAM, discarded=spec.recomputed),
             *converted,
             in_fp32,
-            replace(in_fp32, name="weights before the mixing is normalized"),
+            *_weights_in_fp32(shapes, in_fp32),
             shapes.wide("norm of the stream", 1, "1", dtype="fp32"),
             *weights,
         ),
@@ -200,6 +203,23 @@ def _reading(shapes: Shapes, name: str) -> Module:
             shapes.stream("sum of the gradients"),
         ),
         source="HyperConnectionModule",
+    )
+
+
+def _weights_in_fp32(shapes: Shapes, all_weights: Tensor) -> tuple[Tensor, ...]:
+    """The weights before the mixing is normalized. Fused kernels make three tensors, and save the first step of that too.
+
+    Source: `CutileProjRmsComputeH` and `TritonSinkhorn` (core/fusions/fused_mhc_kernels.py).
+    """
+    spec = connections_of(shapes)
+    if not spec.fused:
+        return (replace(all_weights, name="weights before the mixing is normalized"),)
+    mixing = shapes.wide("weights of mixing in fp32", spec.streams**2, "n²", dtype="fp32")
+    return (
+        shapes.wide("weights of reading in fp32", spec.streams, "n", dtype="fp32"),
+        shapes.wide("weights of writing in fp32", spec.streams, "n", dtype="fp32"),
+        mixing,
+        replace(mixing, name="exponentials of the weights of mixing"),
     )
 
 

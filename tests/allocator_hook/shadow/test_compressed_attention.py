@@ -74,6 +74,14 @@ LAYOUTS: Final[dict[str, tuple[str, dict[str, bool]]]] = {
     "mxfp8": (_MXFP8, _LOGGED),
     "mxfp8, stored": (f"{_MXFP8} --fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag", _LOGGED),
     "fp8, delayed": (f"{_SHARDED} --fp8-format hybrid --fp8-recipe delayed", _TORCH),
+    "fused": (f"{_SHARDED} --info-gpu B200", {"fused": True}),
+    "fused, recomputed stream, stages": (
+        f"{_MODULES} moe_act mla_up_proj --pipeline-model-parallel-size 2 --info-gpu B200",
+        {"fused": True, "recomputed": True, "kernels": True, "logged": True},
+    ),
+    "fused, full recompute": (f"{_FULL} uniform --recompute-num-layers 1 --info-gpu B200", {"fused": True}),
+    "fused, mxfp8": (_MXFP8, {"fused": True, "kernels": True}),
+    "fused, without the compiler of cuda.tile": (_SHARDED, {"fused": True}),
     "muon": ("--optimizer muon", _TORCH),
     "sgd": ("--optimizer sgd", _TORCH),
     "small optimizer states": (f"{_SHARDED} --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", _TORCH),
@@ -106,8 +114,13 @@ def job_of(name: str, folder: Path) -> TrainingJob:
     assert attention is not None
     assert connections is not None
     attention = replace(attention, kernels=fields.get("kernels", False), logged=fields.get("logged", False))
-    connections = replace(connections, recomputed=fields.get("recomputed", False)) if fields.get("connected", True) else None
-    return replace(job, model=replace(job.model, compressed_attention=attention, hyper_connections=connections))
+    connections = replace(connections, recomputed=fields.get("recomputed", False), fused=fields.get("fused", False))
+    return replace(
+        job,
+        model=replace(
+            job.model, compressed_attention=attention, hyper_connections=connections if fields.get("connected", True) else None
+        ),
+    )
 
 
 @pytest.mark.parametrize("name", share_of(LAYOUTS))

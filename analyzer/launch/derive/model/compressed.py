@@ -46,7 +46,7 @@ def with_compressed_attention(launch: LaunchInput, job: TrainingJob) -> Training
 
 def _reasons(job: TrainingJob) -> Iterator[str]:
     """What Megatron-LM's code was not run with, so that the tensors were not compared with those that it allocates."""
-    connections, fp8 = job.model.hyper_connections, job.precision.fp8
+    fp8 = job.precision.fp8
     found = {
         "context parallelism": job.parallel.context > 1,
         "packed samples": job.model.sample_length is not None,
@@ -55,7 +55,6 @@ def _reasons(job: TrainingJob) -> Iterator[str]:
         "a layer-wise optimizer": job.optimizer.facts.layer_wise,
         "an optimizer on the host": job.optimizer.offload is not None,
         "offloaded activations": job.activation_offload is not None,
-        "fused hyper-connections (use_fused_mhc)": connections is not None and connections.fused,
     }
     for feature, used in found.items():
         if used:
