@@ -38,7 +38,7 @@ fuzz:
 
 shadow: export PYTHONPATH := $(if $(CHECKOUT),$(abspath $(CHECKOUT))$(if $(PYTHONPATH),:$(PYTHONPATH)),$(PYTHONPATH))
 shadow:
-	$(PYTEST) -m shadow $(if $(CHECKOUT),$(addprefix tests/allocator_hook/shadow/,test_formulas_against_shadow.py test_compressed_attention.py))
+	$(PYTEST) -m shadow $(if $(CHECKOUT),tests/allocator_hook/shadow/test_formulas_against_shadow.py)
 
 versions:
 	$(PYTHON) tools/versions.py $(PAIRS)

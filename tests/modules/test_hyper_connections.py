@@ -92,7 +92,7 @@ def test_parameters_in_fp32_are_their_own_master_weights() -> None:
 
 
 def test_fused_kernels_save_the_stream_in_16_bit() -> None:
-    """`CutileProjRmsComputeH` saves its input, the projected stream and three weights in fp32; the Sinkhorn kernel its first step."""
+    """`CutileProjRmsComputeH` saves the projected stream and three weights in fp32; the Sinkhorn kernel its first step."""
     job = job_of_model()
     assert job.model.hyper_connections is not None
     job = replace(job, model=replace(job.model, hyper_connections=replace(job.model.hyper_connections, fused=True)))

@@ -1,6 +1,6 @@
 """The formulas of DeepSeek-V4 compared with runs of its layers, which only the branch dev of Megatron-LM has.
 
-`make shadow CHECKOUT=FOLDER` runs these tests with a checkout of that branch.
+They run with a checkout of that branch on PYTHONPATH: `PYTHONPATH=FOLDER make test TESTS=...`.
 """
 
 from __future__ import annotations
