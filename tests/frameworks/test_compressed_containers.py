@@ -98,6 +98,14 @@ def test_a_verdict_where_megatron_has_been_run(model: dict[str, Any], compared: 
     assert ("DeepSeek-V4" in str(report.verdict.withheld)) is not compared
 
 
+def test_packed_samples_have_no_verdict() -> None:
+    packing = {"_target_": "megatron.bridge.data.packing.config.PackedSequenceSpecs", "packed_sequence_size": 4096}
+    packed = {**container(), "dataset": {"seq_length": 4096, "offline_packing_specs": packing}}
+    report = analyzer.analyze_config(packed, gpus=64, gpu="GB200-186GB", environ={})
+    assert report.job.model.sample_length is not None
+    assert "DeepSeek-V4 with packed samples" in str(report.verdict.withheld)
+
+
 def test_layers_by_their_ratio() -> None:
     """21 layers with an indexer, 20 that read all keys of 128 tokens, and 3 with a window."""
     kernels = modules_of(report_of(), ModuleKind.COMPRESSED_ATTENTION)

@@ -49,8 +49,9 @@ def _reasons(job: TrainingJob) -> Iterator[str]:
     fp8 = job.precision.fp8
     found = {
         "context parallelism": job.parallel.context > 1,
-        "packed samples": job.model.sample_length is not None,
+        "packed samples": job.tuning.packed or job.tuning.sample_length is not None,
         "FSDP": job.fsdp is not None,
+        "parameters in fp32 or fp16": job.precision.parameters != "bf16",
         "FP4": fp8 is not None and fp8.format == "e2m1",
         "a layer-wise optimizer": job.optimizer.facts.layer_wise,
         "an optimizer on the host": job.optimizer.offload is not None,
