@@ -49,7 +49,7 @@ def search_launch(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
     options = launches[0].options
     _check(options)
     if launches[0].job.model.compressed_attention is not None:
-        fault = "layouts of DeepSeek-V4 are not compared, because its memory was not compared with recorded runs"
+        fault = "layouts of DeepSeek-V4 are not searched, because the time of its layers is not known well"
         raise UnsupportedError("--info-search", fault, "analyze the layouts one by one")
     if options.search_days is not None and not options.search_fewest_gpus:
         remedy = "add --info-search-fewest-gpus, or leave it out"

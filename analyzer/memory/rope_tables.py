@@ -78,8 +78,7 @@ def latent_rope_tables(job: TrainingJob, shapes: Shapes, *, layers: int) -> Iter
 def _of_compressed(job: TrainingJob, shapes: Shapes, table: int, *, layers: int) -> Iterator[RopeTable]:
     """Those of DeepSeek-V4: frequencies of one `table` in each layer, and cosines and sines for fused rotations.
 
-    Without them, layers with compressed keys keep the tables for the positions before YaRN. All layers share the indices of the
-    keys in windows (`_get_window_topk_idxs_cached`, csa.py).
+    All layers share the indices of the keys in windows (`_get_window_topk_idxs_cached`, csa.py).
     """
     spec = job.model.compressed_attention
     assert spec is not None, "the model has compressed attention"

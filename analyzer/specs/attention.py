@@ -160,6 +160,8 @@ class CompressedAttentionSpec:
     """Attention is that of cuDNN and FlashMLA (`dsa_kernel_backend`). Otherwise PyTorch copies the keys of each query."""
     logged: bool = False
     """The loss of the indexer has a coefficient above 0."""
+    sparse_loss: bool = True
+    """The loss compares the chosen keys only (`dsa_indexer_use_sparse_loss`)."""
 
     def kind_of(self, layer: int) -> AttentionKind:
         """The attention of a layer, counted from 0; MTP layers follow the decoder layers."""
@@ -213,6 +215,8 @@ class CompressedModel:
     """The first layers, in which a table of all tokens chooses the experts."""
     layers: int
     """Decoder layers that the ratios are for; those after them are for MTP layers."""
+    not_compared: tuple[str, ...] = ()
+    """What the configuration selects that was not compared with Megatron-LM, a noun each."""
 
 
 def layers_with_indexers(count: int, *, every: int, after: int) -> tuple[bool, ...]:

@@ -22,6 +22,7 @@ from analyzer.states.bytes_per_parameter import (
     adam_stores_master_weights,
     bytes_per_parameter,
     casts_to_stored_fp8,
+    remainder_bytes,
     stores_remainders,
 )
 from analyzer.states.record import States
@@ -47,7 +48,7 @@ def adam_states(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer], 
         parameters=parameters,
         gradients=gradients,
         master_weights=int(each.master * (owned - in_fp32)),
-        moments=int(each.total_moments * owned),
+        moments=int(each.total_moments * owned + (FP32 - remainder_bytes(job) if adam_stores_master_weights(job) else 0) * in_fp32),
         gradient_copies=FP32 * owned if copies_gradients(job) else 0,
         step_workspace=max(
             (*of_torch, *max((step.tensors for step in steps), key=total_bytes, default=())), in_norm, key=total_bytes

@@ -40,6 +40,7 @@ MODEL: dict[str, Any] = {
     "experimental_attention_variant": "dsv4_hybrid", "csa_window_size": 128, "csa_compress_rotary_base": 160000.0,
     "csa_compress_ratios": [0, 0, *[4, 128] * 20, 4, 0], "dsa_indexer_head_dim": 128, "dsa_indexer_n_heads": 64,
     "dsa_indexer_topk": 512, "dsa_indexer_loss_coeff": 0.01, "apply_dsa_kernel_fusion": True,
+    "dsa_indexer_use_sparse_loss": True,
     "enable_hyper_connections": True, "num_residual_streams": STREAMS, "use_fused_mhc": True, "mhc_sinkhorn_iterations": 20,
     "num_moe_experts": 256, "moe_router_topk": 6, "moe_ffn_hidden_size": 2048, "moe_shared_expert_intermediate_size": 2048,
     "moe_layer_freq": [1] * 43, "moe_grouped_gemm": True, "moe_router_score_function": "sqrtsoftplus", "moe_n_hash_layers": 3,
@@ -89,6 +90,11 @@ def test_parameters_and_layout() -> None:
         ({"enable_hyper_connections": False}, True),
         ({"use_fused_mhc": False}, True),
         ({"context_parallel_size": 2, "cp_partition_mode": "contiguous"}, False),
+        ({"dsa_indexer_use_sparse_loss": False}, False),
+        ({"mhc_recompute_layer_num": 2}, False),
+        ({"apply_rope_fusion": False}, False),
+        ({"recompute_modules": ["layernorm", "mhc"]}, False),
+        ({"moe_layer_freq": [0] + [1] * 42}, False),
     ],
 )
 def test_a_verdict_where_megatron_has_been_run(model: dict[str, Any], compared: bool) -> None:
@@ -156,6 +162,13 @@ def test_context_parallel_ranks_exchange_keys() -> None:
         ({"moe_n_hash_layers": 44}, "hashed routing in the first 44"),
         ({"dsa_indexer_loss_coeff": "abc"}, "model.dsa_indexer_loss_coeff: 'abc' is not a number"),
         ({"context_parallel_size": 2}, "another partition than contiguous"),
+        ({"dsa_kernel_backend": "tilelang"}, "no kernels of tilelang"),
+        ({"recompute_modules": ["mhc", "mlp"]}, "does not recompute mhc and mlp together"),
+        ({"pipeline_model_parallel_layout": "Et*2|t*20|t*11|t*10mL"}, "the first 3 layers, whose experts are chosen by a table"),
+        (
+            {"pipeline_model_parallel_layout": None, "num_layers_in_last_pipeline_stage": 10},
+            "the first 3 layers, whose experts are chosen by a table",
+        ),
         ({"hidden_dropout": 0.1}, "--hidden-dropout: is not modelled with hyper-connections"),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn"]}, "graphs of layers with hyper-connections"),
     ],
@@ -163,6 +176,18 @@ def test_context_parallel_ranks_exchange_keys() -> None:
 def test_refused(model: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         report_of(**model)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changed", "message"),
+    [
+        ("A100-80GB", {}, "cudnn needs compute capability 9.0 or later"),
+        ("H100-80GB", {"dsa_indexer_use_sparse_loss": False}, "cudnn has no loss over all keys on H100-80GB"),
+    ],
+)
+def test_kernels_need_a_gpu(gpu: str, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        analyzer.analyze_config(container(**changed), gpus=64, gpu=gpu, environ={})
 
 
 def test_one_module_to_recompute_may_be_a_string() -> None:

@@ -32,9 +32,11 @@ def job_of_model(options: str = "") -> TrainingJob:
 
 
 def modules(job: TrainingJob, kind: ModuleKind) -> list[Module]:
-    """The modules of one kind in the first stage."""
+    """The modules of one kind in the first stage, which has some."""
     (stage, *_) = stage_models(job)
-    return [module for tree in stage.trees for _, module in tree.walk() if module.kind is kind]
+    found = [module for tree in stage.trees for _, module in tree.walk() if module.kind is kind]
+    assert found
+    return found
 
 
 def test_saved_tensors_before_a_branch() -> None:
@@ -70,9 +72,7 @@ def test_a_checkpoint_saves_the_stream_once(method: str) -> None:
 
 def test_an_attribute_references_the_input_of_the_second_norm() -> None:
     """`HyperConnectionTransformerLayer.mlp_norm_manager` is not set to None after its last use."""
-    norms = modules(job_of_model(), ModuleKind.FEED_FORWARD_NORM)
-    assert norms
-    for norm in norms:
+    for norm in modules(job_of_model(), ModuleKind.FEED_FORWARD_NORM):
         assert [each.lingers for each in norm.saved if each.name == "input"] == [True]
 
 

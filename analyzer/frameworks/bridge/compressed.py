@@ -52,6 +52,9 @@ def read_compressed(model: Tree) -> Compressed:
         raise InputError("model.cp_partition_mode", fault, "write model.cp_partition_mode=contiguous")
     modules = model.get("recompute_modules")
     named = [str(each) for each in (modules if isinstance(modules, list) else [modules] if modules else [])]
+    if "mhc" in named and "mlp" in named:
+        fault = "Megatron-LM does not recompute mhc and mlp together"
+        raise InputError("model.recompute_modules", fault, "leave mlp out")
     fields["recompute_modules"] = [each for each in named if each != "mhc"] or None
     selective = model.get("recompute_granularity") == "selective"
     if selective and named and not fields["recompute_modules"]:
@@ -74,11 +77,15 @@ def read_compressed(model: Tree) -> Compressed:
         hyper_connections=connections,
         hash_layers=number(model, "moe_n_hash_layers", 0),
         layers=size(model, "num_layers"),
+        not_compared=("mhc_recompute_layer_num",) if "mhc" in named and model.get("mhc_recompute_layer_num") else (),
     )
     return Compressed(parts, {name: value for name, value in fields.items() if value is not None}, _RELEASE)
 
 
 def _attention(model: Tree, head: int) -> CompressedAttentionSpec:
+    if model.get("dsa_kernel_backend") == "tilelang":
+        fault = "Megatron-LM has no kernels of tilelang for the attention of DeepSeek-V4"
+        raise InputError("model.dsa_kernel_backend", fault, "write cudnn or none")
     fused = model.get("apply_dsa_kernel_fusion")
     kernels = is_true(fused) if fused is not None else model.get("dsa_kernel_backend") == "cudnn"
     coefficient = model.get("dsa_indexer_loss_coeff") or 0
@@ -96,6 +103,7 @@ def _attention(model: Tree, head: int) -> CompressedAttentionSpec:
         topk=size(model, "dsa_indexer_topk"),
         kernels=kernels,
         logged=coefficient > 0,
+        sparse_loss=is_true(model.get("dsa_indexer_use_sparse_loss")),
     )
 
 

@@ -45,7 +45,8 @@ class ModelStates:
         element = int(DTYPE_BYTES[self.job.precision.parameters])
         distributed = self.job.optimizer.distributed
         if not distributed:
-            allocate_permanent(allocator, [element * numel for numel in numels(self.stage)])
+            parameters = _separate_parameters(self.stage)
+            allocate_permanent(allocator, [numel * (4 if in_fp32 else element) for numel, in_fp32 in parameters])
         separate = [self._separate(allocator, chunk) if distributed else {} for chunk in range(len(self.buffers))]
         for buffers, of_chunk in zip(self.buffers, separate, strict=True):
             for index, buffer in enumerate(buffers):
@@ -83,7 +84,7 @@ class ModelStates:
         `copied`: without those that stay in fp32, which are their own master weights.
         """
         if not self.job.optimizer.distributed:
-            return numels(self.stage)
+            return [numel for numel, in_fp32 in _separate_parameters(self.stage) if not (copied and in_fp32)]
         index = dict(zip(("dp_cp", "edp"), self.member, strict=True))
         return [
             numel
@@ -150,16 +151,17 @@ def allocate_permanent(allocator: CachingAllocator, sizes: Iterable[int]) -> Non
             allocator.malloc_permanent(size, sum(1 for _ in equal))
 
 
-def numels(stage: StageModel) -> list[int]:
-    """Number of elements of each parameter of a rank; experts are listed separately."""
-    return [numel for tree in stage.trees for numel in tree.derived(_numels_of_tree)]
+def _separate_parameters(stage: StageModel) -> list[tuple[int, bool]]:
+    """Number of elements of each parameter of a rank, and whether it is in fp32; experts are listed separately."""
+    return [each for tree in stage.trees for each in tree.derived(_parameters_of_tree)]
 
 
-def _numels_of_tree(tree: Module) -> tuple[int, ...]:
-    sizes: list[int] = []
+def _parameters_of_tree(tree: Module) -> tuple[tuple[int, bool], ...]:
+    found: list[tuple[int, bool]] = []
     for run in parameter_runs(tree):
-        sizes += [each.numel // each.pieces for each in run.parameters if not each.frozen for _ in range(each.pieces)] * run.times
-    return tuple(sizes)
+        trained = (each for each in run.parameters if not each.frozen)
+        found += [(each.numel // each.pieces, each.dtype == "fp32") for each in trained for _ in range(each.pieces)] * run.times
+    return tuple(found)
 
 
 class OneByOne(ModelStates):

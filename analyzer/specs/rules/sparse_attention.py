@@ -52,9 +52,35 @@ def _refused_compressed(job: TrainingJob) -> Iterator[Violation]:
         yield Violation(("transformer_impl",), fault, "use --transformer-impl transformer_engine")
     if "core_attn" in job.recompute.modules:
         yield Violation(("recompute_modules",), "core_attn is not supported with the attention of DeepSeek-V4", "leave it out")
+    yield from _refused_kernels(job)
+    yield from _refused_tables(job)
     if job.flags.overlap_moe_expert_parallel_comm and job.model.moe is not None and job.model.moe.hash_layers:
         fault = "does not support layers whose experts are chosen by a table"
         yield Violation(("overlap_moe_expert_parallel_comm",), fault, _LEAVE)
+
+
+def _refused_kernels(job: TrainingJob) -> Iterator[Violation]:
+    spec, capability = job.model.compressed_attention, job.hardware.compute_capability
+    if spec is None or not spec.kernels or capability is None:
+        return
+    backend = ("dsa_kernel_backend",)
+    if capability < (9, 0):
+        fault = f"cudnn needs compute capability 9.0 or later, and {job.hardware.name} has {capability[0]}.{capability[1]}"
+        yield Violation(backend, fault, "use none, or another GPU")
+    elif capability < (10, 0) and spec.logged and not spec.sparse_loss:
+        fault = f"cudnn has no loss over all keys on {job.hardware.name}"
+        yield Violation(backend, fault, "use none, or set dsa_indexer_use_sparse_loss")
+
+
+def _refused_tables(job: TrainingJob) -> Iterator[Violation]:
+    """Layers whose experts are chosen by a table must be in the stage of the embedding, which only a layout says."""
+    hashed = 0 if job.model.moe is None else job.model.moe.hash_layers
+    if not hashed or job.parallel.pipeline == 1:
+        return
+    layout = job.parallel.pipeline_layout.layout
+    if layout is None or layout[0].count("t") < hashed:
+        fault = f"must have the first {hashed} layers, whose experts are chosen by a table, in the stage of the embedding"
+        yield Violation(("pipeline_model_parallel_layout",), fault, "add a layout with them in its first stage")
 
 
 def _refused(job: TrainingJob) -> Iterator[Violation]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -30,7 +30,7 @@ def _runs() -> bool:
 
 
 pytestmark = [pytest.mark.shadow, pytest.mark.skipif(not _runs(), reason="megatron-core has no layers of DeepSeek-V4")]
-MODEL: Final = {
+MODEL: Final[dict[str, Any]] = {
     "model_type": "deepseek_v4", "vocab_size": 9999, "hidden_size": 512, "moe_intermediate_size": 256, "num_hidden_layers": 4,
     "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 160,
     "o_lora_rank": 96, "o_groups": 8, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2,
@@ -85,6 +85,12 @@ LAYOUTS: Final[dict[str, tuple[str, dict[str, bool]]]] = {
     "muon": ("--optimizer muon", _TORCH),
     "sgd": ("--optimizer sgd", _TORCH),
     "small optimizer states": (f"{_SHARDED} --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", _TORCH),
+    "experts chosen by a table": (_SHARDED, {"hashed": True}),
+    "graph of the iteration": (
+        f"{_SHARDED} --cuda-graph-impl full_iteration --cuda-graph-scope full_iteration --te-rng-tracker "
+        "--no-check-for-nan-in-loss-and-grad",
+        _TORCH,
+    ),
     "multi-token prediction": (f"{_SHARDED} --mtp-num-layers 1", _TORCH),
     "multi-token prediction, stages": (
         f"{_MODULES} moe_act --mtp-num-layers 1 --pipeline-model-parallel-size 2",
@@ -92,7 +98,7 @@ LAYOUTS: Final[dict[str, tuple[str, dict[str, bool]]]] = {
     ),
 }
 """Options, and fields of the model that no option of Megatron-LM sets."""
-OTHER_LOG: Final = frozenset(name for name in LAYOUTS if name.startswith("multi-token"))
+OTHER_LOG: Final = frozenset(name for name in LAYOUTS if name.startswith(("multi-token", "experts chosen")))
 """The branch sums the losses of these layers for the log in other groups than core 0.19."""
 
 
@@ -104,7 +110,13 @@ def job_of(name: str, folder: Path) -> TrainingJob:
 
     options, fields = LAYOUTS[name]
     predicted = int("--mtp-num-layers" in options)
-    model = {**MODEL, "num_nextn_predict_layers": predicted, "compress_ratios": [*MODEL["compress_ratios"], *[0] * predicted]}  # type: ignore[misc]
+    hashed = 2 if fields.get("hashed") else 0
+    model = {
+        **MODEL,
+        "num_hash_layers": hashed,
+        "num_nextn_predict_layers": predicted,
+        "compress_ratios": [*MODEL["compress_ratios"], *[0] * predicted],
+    }
     (folder / "config.json").write_text(json.dumps(model), encoding="utf-8")
     words = f"--info-model {folder} {BASE} {options} --info-te {version('transformer-engine')} --info-megatron 0.19.0"
     arguments, world, chosen = parse(words.split(), environ={}, folder=folder)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from analyzer.specs.attention import CompressedModel
 
 _MOST_STREAMS: Final = 1000
+_COMPARED_MODULES: Final = frozenset({"moe_act", "mla_up_proj"})
+"""Modules whose recompute was compared, beside that of the stream."""
 
 
 def with_compressed_attention(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
@@ -41,12 +43,12 @@ def with_compressed_attention(launch: LaunchInput, job: TrainingJob) -> Training
     moe = None if job.model.moe is None else replace(job.model.moe, hash_layers=parts.hash_layers)
     model = replace(job.model, moe=moe, compressed_attention=parts.attention, hyper_connections=parts.hyper_connections)
     job = replace(job, model=model)
-    return replace(job, withheld=(*job.withheld, *_reasons(job)))
+    return replace(job, withheld=(*job.withheld, *_reasons(job, parts)))
 
 
-def _reasons(job: TrainingJob) -> Iterator[str]:
+def _reasons(job: TrainingJob, parts: CompressedModel) -> Iterator[str]:
     """What Megatron-LM's code was not run with, so that the tensors were not compared with those that it allocates."""
-    fp8 = job.precision.fp8
+    fp8, moe, spec, graphs = job.precision.fp8, job.model.moe, parts.attention, job.graphs
     found = {
         "context parallelism": job.parallel.context > 1,
         "packed samples": job.tuning.packed or job.tuning.sample_length is not None,
@@ -54,8 +56,15 @@ def _reasons(job: TrainingJob) -> Iterator[str]:
         "parameters in fp32 or fp16": job.precision.parameters != "bf16",
         "FP4": fp8 is not None and fp8.format == "e2m1",
         "a layer-wise optimizer": job.optimizer.facts.layer_wise,
+        "several instances of the distributed optimizer": job.parallel.distributed_optimizer_instances > 1,
         "an optimizer on the host": job.optimizer.offload is not None,
         "offloaded activations": job.activation_offload is not None,
+        "layers without experts": moe is None or not all(moe.layers),
+        "unfused rotations": not job.model.rope_fusion,
+        "a loss of the indexer over all keys": spec.logged and not spec.sparse_loss,
+        "graphs of single layers": graphs is not None and "full_iteration" not in graphs.scope,
+        **{f"{name} recomputed": True for name in job.recompute.modules if name not in _COMPARED_MODULES},
+        **dict.fromkeys(parts.not_compared, True),
     }
     for feature, used in found.items():
         if used:
