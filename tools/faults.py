@@ -338,9 +338,9 @@ FAULTS: Final = (
     ),
     Fault(
         "tensors below a checkpoint counted as saved",
-        "analyzer/report/tree_sums.py",
-        "below = 0 if module.recomputed else sum(map(saved_bytes, module.children))",
-        "below = sum(map(saved_bytes, module.children))",
+        "analyzer/modules/tree.py",
+        "return own if self.recomputed else own + sum(child.retained_bytes for child in self.children)",
+        "return own + sum(child.retained_bytes for child in self.children)",
         "tests/report/test_tree_sums.py::test_a_checkpoint_saves_its_own_tensors_only",
     ),
     Fault(

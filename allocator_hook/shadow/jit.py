@@ -175,10 +175,10 @@ class _SavesInputs(torch.autograd.Function):
             outputs = list(tensors_of((ctx.function(*args),)))
             read = [*(args[index] for index in ctx.wanted), *ctx.parameters]
             found = torch.autograd.grad(outputs, read, grads[: len(outputs)], allow_unused=bool(ctx.parameters))
-            for index, gradient in zip(ctx.wanted, found, strict=False):
+            of_args, of_parameters = found[: len(ctx.wanted)], found[len(ctx.wanted) :]
+            for index, gradient in zip(ctx.wanted, of_args, strict=True):
                 result[index] = gradient
-            of_parameters = found[len(ctx.wanted) :]
-            del args, read, outputs, found, saved
+            del args, read, outputs, found, of_args, saved
         return (None, None, None, None, None, *result, *of_parameters)
 
 

@@ -324,3 +324,5 @@ ADAPTER_PROJECTIONS: Final = frozenset(
 ATTENTION_BRANCH: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.ATTENTION, ModuleKind.MIXER, ModuleKind.ATTENTION_ADD})
 FEED_FORWARD_BRANCH: Final = frozenset({ModuleKind.FEED_FORWARD_NORM, ModuleKind.FEED_FORWARD, ModuleKind.FEED_FORWARD_ADD})
 RESIDUAL_ADDS: Final = frozenset({ModuleKind.ATTENTION_ADD, ModuleKind.FEED_FORWARD_ADD})
+BRANCH_ENDS: Final = RESIDUAL_ADDS | {ModuleKind.HYPER_ADD}
+"""Modules that add the output of a branch to the residual stream, or to all parts of it."""

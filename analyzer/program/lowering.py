@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from analyzer.modules.kinds import RESIDUAL_ADDS, ModuleKind
+from analyzer.modules.kinds import BRANCH_ENDS, RESIDUAL_ADDS, ModuleKind
 from analyzer.modules.tree import STREAM, Module, Tensor, total_bytes
 from analyzer.program.local_variables import WITH_VARIABLES, LocalVariables, discarded, workspace_without_gradients
 from analyzer.program.operations import Operation, OperationKind, Operations, Phase, Role, add_memory
@@ -189,7 +189,7 @@ def _last_branch(layer: Module) -> Module | None:
     """The first child of the layer's last branch, which is the last one in backward: the child after the preceding residual add."""
     first = None
     for child in reversed(layer.children):
-        if first is not None and (child.kind in RESIDUAL_ADDS or child.kind is ModuleKind.HYPER_ADD):
+        if first is not None and child.kind in BRANCH_ENDS:
             break
         first = child
     return first

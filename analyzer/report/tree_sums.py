@@ -16,15 +16,6 @@ def parameters(module: Module) -> int:
     return sum(p.numel for p in module.parameters) + sum(map(parameters, module.children))
 
 
-def saved_bytes(module: Module) -> int:
-    """Bytes that a module and its descendants save for backward in one microbatch.
-
-    A recomputed module saves its own tensors only.
-    """
-    below = 0 if module.recomputed else sum(map(saved_bytes, module.children))
-    return sum(tensor.bytes for tensor in module.saved) - sum(tensor.bytes for tensor in module.discards) + below
-
-
 class Run(NamedTuple):
     """Consecutive equal siblings, such as the layers of a transformer, represented by the first one."""
 

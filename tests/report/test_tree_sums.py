@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analyzer.modules.tree import Module, Parameter, Tensor
-from analyzer.report.tree_sums import parameters, runs, saved_bytes
+from analyzer.report.tree_sums import parameters, runs
 
 
 def linear(name: str, *, recomputed: bool = False, children: tuple[Module, ...] = ()) -> Module:
@@ -21,7 +21,7 @@ def test_a_checkpoint_saves_its_own_tensors_only() -> None:
     """`CheckpointFunction` saves its inputs; what its children would save is freed (core/tensor_parallel/random.py)."""
     children = (linear("a"), linear("b"))
     plain, checkpoint = (linear("mlp", recomputed=each, children=children) for each in (False, True))
-    assert (saved_bytes(plain), saved_bytes(checkpoint)) == (3 * 512, 512)
+    assert (plain.retained_bytes, checkpoint.retained_bytes) == (3 * 512, 512)
     assert parameters(plain) == parameters(checkpoint) == 3 * 6
 
 

@@ -9,10 +9,9 @@ from typing import Final
 
 from analyzer.launch.forks.launch_options import NOTHING, LaunchOptions, Reading
 from analyzer.launch.forks.tuning import PAIRED
+from analyzer.specs.rules.quantized import BLOCKS
 
 _NO_REFERENCE: Final = "the reference model is not counted, so the prediction is too low"
-_MULTIPLES: Final = {"blockwise": 128, "mxfp8": 32}
-"""Tokens of a rank by the recipe of FP8; 16 with others."""
 
 
 def attention_head_type(launch: LaunchOptions, flag: str) -> Reading:
@@ -153,7 +152,7 @@ def _padded_to(launch: LaunchOptions) -> int:
     tensor = launch.integer("--tensor-model-parallel-size", 1) if launch.has("--sequence-parallel") else 1
     ranks = max(1, tensor) * max(1, launch.integer("--context-parallel-size", 1))
     quantized = launch.has("--fp8-format") or launch.has("--fp4-format")
-    each = _MULTIPLES.get(launch.word("--fp8-recipe") or "", 16 if quantized else 1)
+    each = BLOCKS.get(launch.word("--fp8-recipe") or "", 16 if quantized else 1)
     return ranks * (max(each, 64) if launch.word("--attention-backend") == "fused" else each)
 
 

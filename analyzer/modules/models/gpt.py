@@ -220,8 +220,7 @@ def gpt_parts(inputs: ModuleInputs, kind: ChunkKind) -> Parts:
     if inputs.model.hyper_connections is not None:
         from analyzer.modules.residual.hyper_connections import contraction, expansion, recomputed_together
 
-        layers, end = recomputed_together(layers)
-        layers = (*layers, *end)
+        layers = recomputed_together(layers)
         before += [expansion(shapes)] if first else []
         norm = ((contraction(shapes), 1), *norm) if norm else ()
     return (*before, Stack("decoder", (*layers, *norm), received), *after)

@@ -9,7 +9,7 @@ August 2026 (b3b1e2d7), run on the shadow engine (tests/allocator_hook/shadow/te
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -36,10 +36,9 @@ def connected_layer(shapes: Shapes, layer: Module, *, input_shares: str) -> Modu
     `input_shares`: the tensor that is the stream before the layer, if a checkpoint saves it.
     """
     first, *others = _connected(shapes, layer.children)
-    read = tuple(replace(each, shares=input_shares) if each.made_in == STREAM else each for each in first.saved)
-    children: tuple[Module, ...] = (replace(first, saved=read), *others)
+    children: tuple[Module, ...] = (_reading_stream(first, shares=input_shares), *others)
     if connections_of(shapes).recomputed:
-        children = tuple(_discarding(each) for each in children)
+        children = tuple(_marked(each, _made_by_norms) for each in children)
     return replace(
         layer,
         children=children,
@@ -53,25 +52,35 @@ _NORMS: Final = {ModuleKind.ATTENTION_NORM: "input_layernorm", ModuleKind.FEED_F
 """The norms before the branches, whose inputs and outputs are recomputed with the stream (`mhc` of `recompute_modules`)."""
 
 
-def _discarding(module: Module) -> Module:
-    """The module with those of its saved tensors marked that a norm makes, or saves itself."""
-    whole, makers = module.kind in _NORMS, _NORMS.values()
-    return replace(
-        module,
-        saved=tuple(replace(each, discarded=each.discarded or whole or each.made_in in makers) for each in module.saved),
-        children=tuple(_discarding(child) for child in module.children),
-    )
+def _marked(module: Module, discarded: Callable[[Module, Tensor], bool]) -> Module:
+    """The module with those of its saved tensors marked that a group of checkpoints discards."""
+    saved = tuple(replace(each, discarded=discarded(module, each)) for each in module.saved)
+    return replace(module, saved=saved, children=tuple(_marked(child, discarded) for child in module.children))
 
 
-def recomputed_together(layers: _Runs) -> tuple[_Runs, _Runs]:
-    """The layers of a chunk, and what follows them: the end of the group of checkpoints, if they have one.
+def _made_by_norms(module: Module, saved: Tensor) -> bool:
+    """Whether a tensor is discarded already, or is made or saved by a norm."""
+    return saved.discarded or module.kind in _NORMS or saved.made_in in _NORMS.values()
+
+
+def _kept(module: Module) -> Module:
+    return _marked(module, lambda *_: False)
+
+
+def _reading_stream(module: Module, **changes: str) -> Module:
+    """The module with changes to the stream that it saves."""
+    return replace(module, saved=tuple(replace(each, **changes) if each.made_in == STREAM else each for each in module.saved))  # type: ignore[arg-type]
+
+
+def recomputed_together(layers: _Runs) -> _Runs:
+    """The layers of a chunk, and the end of the group of checkpoints, if they have one.
 
     The group frees its tensors when the last layer has run, so that all are allocated during the forward. It recomputes them before
     the backward of that layer. The first layer reads a stream that no checkpoint made.
     Source: `CheckpointManager` (core/tensor_parallel/random.py) and `TransformerBlock._build_mhc_recompute_layer_plan`.
     """
     if not layers:
-        return layers, ()
+        return layers
     (module, times), *others = layers
     first = replace(module, children=(_kept(module.children[0]), *module.children[1:]))
     runs = ((first, 1), *(((module, times - 1),) if times > 1 else ()), *others)
@@ -81,21 +90,15 @@ def recomputed_together(layers: _Runs) -> tuple[_Runs, _Runs]:
         if (size := _discarded_bytes(each))
     )
     if not discards:
-        return layers, ()
+        return layers
     end = Module(name="recomputation", kind=ModuleKind.OTHER, function=True, discards=discards, source="CheckpointManager")
-    return runs, ((end, 1),)
-
-
-def _kept(module: Module) -> Module:
-    saved = tuple(replace(each, discarded=False) for each in module.saved)
-    return replace(module, saved=saved, children=tuple(_kept(child) for child in module.children))
+    return (*runs, (end, 1))
 
 
 def outside_groups(layer: Module, *, path: str) -> Module:
     """A layer of multi-token prediction, which no group of checkpoints covers. It reads the stream that `path` makes."""
     first, *others = _kept(layer).children
-    read = tuple(replace(each, made_in=path) if each.made_in == STREAM else each for each in first.saved)
-    return replace(layer, children=(replace(first, saved=read), *others))
+    return replace(layer, children=(_reading_stream(first, made_in=path), *others))
 
 
 def joined_stream(shapes: Shapes, embedded: Module, *, path: str) -> tuple[Module, ...]:

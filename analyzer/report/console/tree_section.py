@@ -83,5 +83,5 @@ def _collective(c: Collective) -> str:
 
 _FIGURES = (
     Figure("parameters", lambda module: format_count(n) if (n := tree_sums.parameters(module)) else ""),
-    Figure("activations", lambda module: format_bytes(n) if (n := tree_sums.saved_bytes(module)) else ""),
+    Figure("activations", lambda module: format_bytes(n) if (n := module.retained_bytes) else ""),
 )

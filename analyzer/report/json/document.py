@@ -79,7 +79,7 @@ def _parameters(run: tree_sums.Run) -> int:
 
 
 def _saved_bytes(run: tree_sums.Run) -> int:
-    return tree_sums.saved_bytes(run.module)
+    return run.module.retained_bytes
 
 
 def _repeat(run: tree_sums.Run) -> int:
