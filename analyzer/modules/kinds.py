@@ -309,17 +309,20 @@ LATENT_PROJECTIONS: Final = frozenset(
     {ModuleKind.Q_PROJECTION, ModuleKind.Q_DOWN, ModuleKind.Q_UP, ModuleKind.KV_DOWN, ModuleKind.KV_UP}
 )
 """Projections of multi-latent attention."""
-ADAPTER_PROJECTIONS: Final = frozenset(
+ADAPTER_INPUTS: Final = frozenset(
     {
         ModuleKind.ADAPTER_IN,
         ModuleKind.ADAPTER_REGATHERED_IN,
-        ModuleKind.ADAPTER_OUT,
         ModuleKind.ADAPTER_ENGINE_IN,
-        ModuleKind.ADAPTER_ENGINE_OUT,
         ModuleKind.ADAPTER_EXPERTS_IN,
-        ModuleKind.ADAPTER_EXPERTS_OUT,
     }
 )
+"""First projections of adapters, which have the input of a layer."""
+ADAPTER_PROJECTIONS: Final = ADAPTER_INPUTS | {
+    ModuleKind.ADAPTER_OUT,
+    ModuleKind.ADAPTER_ENGINE_OUT,
+    ModuleKind.ADAPTER_EXPERTS_OUT,
+}
 """Linear layers of adapters."""
 ATTENTION_BRANCH: Final = frozenset({ModuleKind.ATTENTION_NORM, ModuleKind.ATTENTION, ModuleKind.MIXER, ModuleKind.ATTENTION_ADD})
 FEED_FORWARD_BRANCH: Final = frozenset({ModuleKind.FEED_FORWARD_NORM, ModuleKind.FEED_FORWARD, ModuleKind.FEED_FORWARD_ADD})

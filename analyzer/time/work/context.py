@@ -88,8 +88,7 @@ class WorkContext:
 
         The GEMM reads and writes the buffer, or without `gradient_accumulation_fusion` writes a tensor that another kernel adds.
         """
-        buffer = 2 * DTYPE_BYTES[self.gradients]
-        return buffer if self.inputs.gradient_accumulation_fusion else buffer + 2 * self.element_bytes
+        return 2 * DTYPE_BYTES[self.gradients] if self.inputs.gradient_accumulation_fusion else self.element_bytes
 
 
 def work_context(job: TrainingJob) -> WorkContext:

@@ -12,6 +12,7 @@ from analyzer.modules.tree import Module, Parameter
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.elementwise import norm
 from analyzer.time.work.kernels import Gemm, Kernel, MemoryBound, Precision, Work
+from analyzer.units import DTYPE_BYTES
 
 CAST_BYTES: Final = {"delayed": 4.0, "tensorwise": 6.0, "blockwise": 5.0, "mxfp8": 4.2, "nvfp4": 6.0}
 """Bytes moved to quantize an element of a 16-bit tensor: it is read, and written in two layouts (for the two GEMMs that use it).
@@ -106,8 +107,17 @@ def gemms(context: WorkContext, *, rows: int, n: int, k: int, precision: Precisi
             *_casts(context, rows * n, precision),
             Gemm("data gradient", rows, k, n, precision, output_bytes=out),
             Gemm("weight gradient", n, k, rows, precision, output_bytes=context.accumulated_bytes, depth_is_tokens=True),
+            *_additions(context, n * k),
         ),
     )
+
+
+def _additions(context: WorkContext, elements: int, *, tensors: int = 1) -> tuple[MemoryBound, ...]:
+    """The weight gradients of so many tensors are added to the gradient buffer by kernels of their own."""
+    if context.inputs.gradient_accumulation_fusion:
+        return ()
+    moved = (context.element_bytes + 2 * DTYPE_BYTES[context.gradients]) * elements * tensors
+    return (MemoryBound("weight gradient", moved, launches=tensors),)
 
 
 def grouped_linear(module: Module, context: WorkContext, *, rows: int) -> Work:
@@ -133,6 +143,7 @@ def grouped_linear(module: Module, context: WorkContext, *, rows: int) -> Work:
             *_casts(context, rows * n, precision, tensors=experts),
             gemm("data gradient", each, k, n),
             gemm("weight gradient", n, k, each, of_weight=True),
+            *_additions(context, n * k, tensors=experts),
         ),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from analyzer.modules.kinds import Kernels, ModuleKind
+from analyzer.modules.kinds import ADAPTER_INPUTS, Kernels, ModuleKind
 from analyzer.modules.moe.routing import Routing
 from analyzer.modules.tree import Module, Tensor, total_bytes
 from analyzer.time.work import elementwise, experts
@@ -16,8 +16,8 @@ from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, Gemm, MemoryBound, Work
 from analyzer.time.work.linear import gemms, grouped_linear, joined, linear, own_weight, weight_of
 
-_OF_INPUTS: Final = frozenset({"data gradient"})
-_OF_WEIGHTS: Final = frozenset({"weight gradient", "bias gradient", "sum of embedding gradients"})
+_OF_INPUTS: Final = frozenset({"data gradient", "sum of input gradients"})
+_OF_WEIGHTS: Final = frozenset({"weight gradient", "bias gradient", "embedding gradient", "sum of embedding gradients"})
 """Names of kernels that compute gradients of weights only."""
 
 
@@ -145,14 +145,42 @@ def _copies(module: Module, context: WorkContext) -> Work:
 
 
 def _adapter_projection(module: Module, context: WorkContext) -> Work:
-    """A projection in 16 bit of all rows of its input, which is gathered or of which the output is reduced in some layers."""
+    """A projection in 16 bit of all rows of its input, which is gathered or of which the output is reduced in some layers.
+
+    The gradient of the input of the first projection is added to that of the layer.
+    """
     weight = weight_of(module)
     output = (each for each in module.forward_workspace if each.name == "output")
     rows = max(prod(each.shape[:-1]) for each in (*module.saved[:1], *output))
+    sums = Work((), _sum_of_input_gradients(module, context, rows) if module.kind in ADAPTER_INPUTS else ())
     if len(weight.shape) > len(("outputs", "inputs")):
-        return grouped_linear(module, context, rows=rows)
+        return joined(sums, grouped_linear(module, context, rows=rows))
     n, k = weight.shape
-    return gemms(context, rows=rows, n=n, k=k, precision=context.precision)
+    return joined(sums, gemms(context, rows=rows, n=n, k=k, precision=context.precision), _gathered_columns(module, context))
+
+
+def _sum_of_input_gradients(module: Module, context: WorkContext, rows: int) -> tuple[MemoryBound, ...]:
+    """The gradient of the input of an adapter is added to that of its layer.
+
+    Transformer Engine adds it in the data gradient's GEMM where a norm's output is gathered for both (TE 2.11). An adapter that
+    gathers its input itself has the gradient of the part on this rank.
+    """
+    shapes = context.shapes
+    if shapes.sp and module.source == "ColumnParallelLinear" and rows == shapes.s * shapes.b:
+        if module.kind is not ModuleKind.ADAPTER_REGATHERED_IN:
+            return ()
+        rows = shapes.s_split * shapes.b
+    return (MemoryBound("sum of input gradients", 3.0 * context.element_bytes * rows * weight_of(module).shape[-1]),)
+
+
+def _gathered_columns(module: Module, context: WorkContext) -> Work:
+    """The outputs of all ranks side by side, and in backward the gradient of those of this rank."""
+    names = {each.name: each for each in module.forward_workspace}
+    whole = names.get("gathered output") or ("part of the output" in names and names.get("output"))
+    if not whole:
+        return NO_WORK
+    size = 2.0 * whole.bytes
+    return Work((MemoryBound("outputs of all ranks", size),), (MemoryBound("part of the gradient", size / context.shapes.t),))
 
 
 def _adapter_sum(module: Module, context: WorkContext) -> Work:

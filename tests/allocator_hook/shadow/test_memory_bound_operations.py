@@ -51,6 +51,8 @@ BALANCED = (
     "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-load-balancing-type seq_aux_loss "
     "--moe-aux-loss-coeff 1e-4"
 )
+ADAPTERS = "--num-layers 4 --info-lora 8"
+"""Layers before the first adapter compute less, which is not counted."""
 LAYOUTS = {
     "biases, dropout and tied embeddings": "",
     "biases": LLAMA,
@@ -60,6 +62,7 @@ LAYOUTS = {
     "native cross entropy": f"{DENSE} --cross-entropy-loss-fusion --cross-entropy-fusion-impl native",
     "unfused attention": f"{DENSE} --attention-backend unfused",
     "selective recomputation": f"{DENSE} --recompute-granularity selective --recompute-modules core_attn mlp",
+    "unfused weight gradients": f"{DENSE} --no-gradient-accumulation-fusion",
     "full recomputation": f"{DENSE} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "delayed scaling": f"{DENSE} --fp8-format hybrid --fp8-recipe delayed",
     "mxfp8": f"{DENSE} --fp8-format e4m3 --fp8-recipe mxfp8 --info-gpu B200",
@@ -71,6 +74,15 @@ LAYOUTS = {
     "flex": f"{DENSE} {EXPERTS} {FLEX} {SHARED}",
     "losses of the router": f"{DENSE} {EXPERTS} {FLEX} {SHARED} --num-experts 64 --moe-router-topk 8 {BALANCED}",
     "biases of experts": f"{LLAMA} {EXPERTS} --moe-token-dispatcher-type alltoall --moe-permute-fusion --no-bias-dropout-fusion",
+    "unfused weight gradients of experts": f"{MOE} --moe-permute-fusion --no-gradient-accumulation-fusion",
+    "adapters": f"{DENSE} {ADAPTERS}",
+    "adapters, tensor parallelism": f"{DENSE} {ADAPTERS} --tensor-model-parallel-size 2",
+    "adapters, sequence parallelism": f"{DENSE} {ADAPTERS} --tensor-model-parallel-size 2 --sequence-parallel",
+    "adapters of attention": f"{DENSE} {ADAPTERS}:linear_qkv",
+    "adapters, full recomputation": f"{DENSE} {ADAPTERS} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "adapters of experts": f"{MOE} --moe-permute-fusion {ADAPTERS}",
+    "adapters of experts, sequence parallelism": f"{MOE} --moe-permute-fusion {ADAPTERS} --tensor-model-parallel-size 2 "
+    "--sequence-parallel --expert-tensor-parallel-size 1",
 }
 TOLERANCE = 0.04
 LAUNCHES = 0.1
