@@ -349,6 +349,7 @@ def _moe(job: TrainingJob) -> dict[str, Any]:
         "moe_use_legacy_grouped_gemm": moe.legacy_grouped_gemm,
         "moe_token_dispatcher_type": moe.dispatcher,
         **({} if moe.flex is None else {"moe_flex_dispatcher_backend": moe.flex.backend}),
+        **({"moe_hybridep_pad_uneven_dispatch_inputs": True} if moe.flex is not None and moe.flex.equalizes else {}),
         "moe_permute_fusion": moe.permute_fusion,
         "moe_expert_capacity_factor": moe.capacity_factor,
         "moe_pad_expert_input_to_capacity": moe.pad_to_capacity,

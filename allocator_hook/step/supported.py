@@ -42,7 +42,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "aux_loss_coeff z_loss_coeff score_function pre_softmax expert_bias latent_size "
         "pad_for_quantization hash_layers adds_by_index sorts_positions flex imbalance".split()
     ),
-    "FlexSpec": frozenset("backend sms nvlink_ranks".split()),
+    "FlexSpec": frozenset("backend sms nvlink_ranks equalizes".split()),
     "MlaSpec": frozenset("q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim yarn first_angles_stay".split()),
     "LinearAttentionSpec": frozenset(
         "layers num_key_heads num_value_heads key_head_dim value_head_dim conv_kernel_dim frequency".split()

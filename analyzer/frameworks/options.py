@@ -27,6 +27,7 @@ RENAMED: Final = {
     "pad_buckets_for_high_nccl_busbw": "ddp_pad_buckets_for_high_nccl_busbw",
     "use_custom_fsdp": "use_megatron_fsdp",
     "rope_scaling": "use_rope_scaling",
+    "moe_hybridep_pad_variable_tokens": "moe_hybridep_pad_uneven_dispatch_inputs",
     "seq_len_interpolation_factor": "rotary_seq_len_interpolation_factor",
     "tp_comm_overlap_disable_qkv": "tp_comm_overlap_rs_dgrad",
 }

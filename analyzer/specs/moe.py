@@ -19,6 +19,8 @@ class FlexSpec:
     """Multiprocessors used by DeepEP's kernels (`--moe-deepep-num-sms`)."""
     nvlink_ranks: int = 8
     """Ranks in an NVLink domain of HybridEP."""
+    equalizes: bool = False
+    """The ranks of HybridEP agree on the largest number of their tokens (`--moe-hybridep-pad-uneven-dispatch-inputs`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,16 @@ def test_a_verdict_where_megatron_has_been_run(model: dict[str, Any], compared: 
     assert ("DeepSeek-V4" in str(report.verdict.withheld)) is not compared
 
 
+def test_equal_numbers_of_tokens_are_agreed_on() -> None:
+    """The field has another name than in core 0.19 (`moe_hybridep_pad_uneven_dispatch_inputs`)."""
+    flex = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}
+    report = report_of(**flex, moe_hybridep_pad_variable_tokens=True)
+    assert not report.unknown
+    assert report.job.model.moe is not None
+    assert report.job.model.moe.flex is not None
+    assert report.job.model.moe.flex.equalizes
+
+
 def test_packed_samples_have_no_verdict() -> None:
     packing = {"_target_": "megatron.bridge.data.packing.config.PackedSequenceSpecs", "packed_sequence_size": 4096}
     packed = {**container(), "dataset": {"seq_length": 4096, "offline_packing_specs": packing}}

@@ -42,7 +42,7 @@ _MODELLED: Final = """
     moe_aux_loss_coeff
     moe_deepep_num_sms moe_enable_deepep moe_flex_dispatcher_backend moe_flex_dispatcher_num_sms
     moe_expert_capacity_factor moe_ffn_hidden_size moe_grouped_gemm moe_latent_size moe_layer_freq
-    moe_expert_rank_capacity_factor moe_mlp_glu_interleave_size
+    moe_expert_rank_capacity_factor moe_hybridep_pad_uneven_dispatch_inputs moe_mlp_glu_interleave_size
     moe_paged_stash moe_paged_stash_buffer_size_factor_cpu moe_paged_stash_buffer_size_factor_cuda
     moe_layer_recompute moe_pad_expert_input_to_capacity moe_permute_fusion moe_router_dtype
     moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
@@ -134,7 +134,7 @@ _REASONS: Final[dict[str, str]] = {
     """,
     "settings of HybridEP's kernels": """
         moe_hybridep_num_blocks_permute moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms
-        moe_hybridep_num_sms_preprocessing moe_hybridep_pad_uneven_dispatch_inputs moe_permute_fusion_into_hybridep
+        moe_hybridep_num_sms_preprocessing moe_permute_fusion_into_hybridep
     """,
     "changes which tokens an expert gets, not their mean number": """
         moe_router_bias_update_rate moe_router_force_load_balancing moe_router_quantile_balancing_ema

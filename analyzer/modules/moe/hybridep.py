@@ -95,6 +95,7 @@ def hybridep_dispatch(shapes: ExpertShapes) -> Module:
             Tensor(name="gradients of probabilities", shape=per_expert, dtype="fp32", formula="4·T·E"),
         ),
         collectives=(
+            *((Collective(kind="all_reduce", group="tp_ep", shape=(1,), dtype="int64", phase="forward"),) * routing.flex.equalizes),
             Collective(kind="all_gather", group="tp_ep", shape=full_map.shape, dtype="bool", phase="forward"),
             *collectives(routing, arrived, phase="forward", weights=weights_of_token(routing)),
             *collectives(routing, arrived, phase="backward", weights=weights_of_token(routing)),

@@ -135,7 +135,7 @@ def permutation(context: WorkContext, *, dispatch: bool) -> Work:
     return Work(
         forward=(MemoryBound(name, forward + sort + shared + found, "permute", launches if dispatch else 4),),
         backward=(MemoryBound(f"{name} gradient", backward + sort + shared + weights, "permute", 3),),
-        synchronizes=dispatch and not moe.pad_to_capacity,
+        synchronizes=dispatch and (not moe.pad_to_capacity or (moe.flex is not None and moe.flex.equalizes)),
     )
 
 

@@ -79,7 +79,8 @@ LAYOUTS = {
     "adapters, tensor parallelism": f"{DENSE} {ADAPTERS} --tensor-model-parallel-size 2",
     "adapters, sequence parallelism": f"{DENSE} {ADAPTERS} --tensor-model-parallel-size 2 --sequence-parallel",
     "adapters of attention": f"{DENSE} {ADAPTERS}:linear_qkv",
-    "adapters, full recomputation": f"{DENSE} {ADAPTERS} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "adapters, full recomputation": f"{DENSE} {ADAPTERS} --recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 1",
     "adapters of experts": f"{MOE} --moe-permute-fusion {ADAPTERS}",
     "adapters of experts, sequence parallelism": f"{MOE} --moe-permute-fusion {ADAPTERS} --tensor-model-parallel-size 2 "
     "--sequence-parallel --expert-tensor-parallel-size 1",

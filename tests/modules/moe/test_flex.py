@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, UnsupportedError
 from analyzer.hardware.gpus import find
 from analyzer.memory.communicators import communicator_bytes, communicators
 from analyzer.memory.device_overhead import CONTEXT, outside_allocator_bytes
@@ -151,6 +151,20 @@ def test_hybridep_accepts_the_hidden_size_of_gpt_oss() -> None:
     assert job.model.moe is not None
     assert job.model.moe.flex is not None
     assert job.model.moe.flex.backend == "hybridep"
+
+
+EQUALIZED = "--moe-hybridep-pad-uneven-dispatch-inputs"
+
+
+def test_ranks_of_hybridep_agree_on_the_largest_number_of_their_tokens() -> None:
+    """`_HybridEPManager.setup_metadata`: an all-reduce of one number before each exchange. 2048 tokens are not padded."""
+    tree = rank_classes(job_of(f"{HYBRID} 8 {EQUALIZED}", release="0.19.0"))[0].trees[0]
+    dispatch = next(module for _, module in tree.walk() if module.name == "dispatch")
+    first = dispatch.collectives[0]
+    assert (first.kind, first.group, first.shape, first.message_bytes, first.phase) == ("all_reduce", "tp_ep", (1,), 8, "forward")
+    assert sum(call.kind == "all_reduce" for call in dispatch.collectives) == 1
+    with pytest.raises(UnsupportedError, match=f"{EQUALIZED}: pads the 2,000 tokens of a rank to a multiple of 64"):
+        job_of(f"{HYBRID} 8 {EQUALIZED} --seq-length 2000", release="0.19.0")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ HYBRIDEP_WIDTH: Final = 16
 
 Its first versions, and rows in FP8, which Megatron does not send, need a multiple of 512.
 """
+HYBRIDEP_TOKENS: Final = 64
+"""Where ranks may have different numbers of tokens, these are padded to a multiple of this (fused_a2a.py, 0.19)."""
 DOMAIN_VARIABLES: Final = ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", "NUM_OF_RANKS_PER_NVLINK_DOMAIN")
 """Of newer and older releases of HybridEP."""
 
@@ -50,7 +52,7 @@ def flex_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, 
                 f"cannot be used with {flag} hybridep",
                 f"leave it out, or use {flag} deepep",
             )
-        return _hybridep(launch, model=model, ranks=ranks, local_experts=num_experts // parallel.expert)
+        return _hybridep(launch, model=model, parallel=parallel, local_experts=num_experts // parallel.expert)
     if backend != "deepep":
         raise UnsupportedError(
             f"{flag} {backend}", "its buffers are not modelled", f"use {flag} deepep or hybridep, or another dispatcher"
@@ -76,8 +78,8 @@ def _deepep(arguments: Arguments, *, ranks: int, padded: bool) -> FlexSpec:
     return FlexSpec(backend="deepep", sms=sms)
 
 
-def _hybridep(launch: LaunchInput, *, model: ModelSpec, ranks: int, local_experts: int) -> FlexSpec:
-    arguments = launch.arguments
+def _hybridep(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, local_experts: int) -> FlexSpec:
+    arguments, ranks = launch.arguments, parallel.expert * parallel.expert_tensor
     named = f"{option(arguments, 'moe_flex_dispatcher_backend')} hybridep"
     if ranks == 1:
         raise InputError(named, "needs more than one rank that shares experts", "use --expert-model-parallel-size 2 or more")
@@ -96,7 +98,23 @@ def _hybridep(launch: LaunchInput, *, model: ModelSpec, ranks: int, local_expert
             "ranks must be a multiple of the domain size, which must be even, and a domain needs a multiple of 4 experts",
             "change --expert-model-parallel-size, or use another dispatcher",
         )
-    return FlexSpec(backend="hybridep", nvlink_ranks=domain)
+    return FlexSpec(backend="hybridep", nvlink_ranks=domain, equalizes=_equalizes(launch, parallel))
+
+
+def _equalizes(launch: LaunchInput, parallel: ParallelSpec) -> bool:
+    """Whether the ranks agree on the largest number of their tokens. All have as many, which must not be padded."""
+    arguments = launch.arguments
+    if not switched_on(arguments, "moe_hybridep_pad_uneven_dispatch_inputs"):
+        return False
+    sequences = (positive(arguments, "micro_batch_size") or 1) * (positive(arguments, "seq_length") or 1)
+    tokens = sequences // (parallel.context * parallel.tensor)
+    if tokens % HYBRIDEP_TOKENS:
+        raise UnsupportedError(
+            option(arguments, "moe_hybridep_pad_uneven_dispatch_inputs"),
+            f"pads the {tokens:,} tokens of a rank to a multiple of {HYBRIDEP_TOKENS}, which is not modelled",
+            f"change --seq-length so that they are a multiple of {HYBRIDEP_TOKENS}, or leave it out",
+        )
+    return True
 
 
 def _domain(environ: Mapping[str, str], *, ranks: int, gpu: HardwareSpec) -> int:
