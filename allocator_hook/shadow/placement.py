@@ -161,6 +161,12 @@ def _tensor(data: Any, **kwargs: Any) -> torch.Tensor:
     return result
 
 
+def _flatten(tensors: Any) -> torch.Tensor:
+    """`flatten_dense_tensors`, which restores weights in FP8 to 16 bit before it joins them."""
+    restored = [each.dequantize() if hasattr(each, "_quantizer") else each for each in tensors]
+    return torch.cat([each.contiguous().view(-1) for each in restored])
+
+
 _BACKWARD: Final = frozenset({torch.autograd.backward, torch.Tensor.backward})
 _REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.device: _named_by_number,
@@ -173,6 +179,7 @@ _REPLACED: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch.isfinite: _isfinite,
     torch.tensor: _tensor,
+    torch._C._nn.flatten_dense_tensors: _flatten,
     torch.nn.functional.dropout: _dropout,
     torch.dropout: _dropout,
     torch.nn.functional.softmax: _softmax,

@@ -17,7 +17,7 @@ from analyzer.launch.derive.activations import activation_offload_spec
 from analyzer.launch.derive.batch import batch_spec
 from analyzer.launch.derive.cuda_graphs import graph_spec
 from analyzer.launch.derive.earlier_releases import assume_earlier_release
-from analyzer.launch.derive.fp8 import fp8_spec, with_fp8_attention
+from analyzer.launch.derive.fp8 import fp8_spec, with_fp8_attention, with_fp8_weights
 from analyzer.launch.derive.fsdp import fsdp_spec, sharding_optimizer
 from analyzer.launch.derive.launch_input import LaunchInput
 from analyzer.launch.derive.model.experts import check_dense, num_experts
@@ -139,6 +139,7 @@ def _build(
         activation_offload=activation_offload_spec(arguments, model=model, graphs=graphs, fp8=precision.fp8),
         nccl=nccl_spec(launch.environ),
     )
+    job = with_fp8_weights(launch, job)
     job = with_fp8_attention(launch, _with_plugin(launch, _with_compressed(launch, _with_variant(launch, job))))
     return _checked(launch, _with_adapters(launch, job))
 

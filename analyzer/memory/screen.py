@@ -261,9 +261,9 @@ def _states(job: TrainingJob, chunks: Sequence[_Chunk]) -> tuple[int, int]:
 
 
 def _parameter_bytes(job: TrainingJob, chunk: _Chunk) -> int:
-    """Bytes of the parameters of a chunk. Weights in FP8 are partly in the buffers of the distributed optimizer."""
+    """Bytes of the parameters of a chunk. Those in FP8 are partly in buffers, if there is a distributed optimizer."""
     fp8 = job.precision.fp8
-    if fp8 is None or not fp8.stored_parameters or not job.optimizer.distributed:
+    if fp8 is None or not fp8.stored_parameters:
         return chunk.parameter_bytes
     from analyzer.states.fp8_weights import in_buffer_bytes, outside_buffer_bytes  # for such jobs only, for a short start-up
 

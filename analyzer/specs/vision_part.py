@@ -130,6 +130,8 @@ class ModelParts:
 
     fp8_attention: bool = False
     """Whether core attention runs in FP8 (`fp8_dot_product_attention` of TransformerConfig)."""
+    fp8_weights: bool = False
+    """Whether weights are stored in FP8 without the distributed optimizer, which Megatron-LM's own script refuses (`fp8_param`)."""
 
     def joined(self, other: ModelParts) -> ModelParts:
         """These, with what `other` has and these lack."""
@@ -141,6 +143,7 @@ class ModelParts:
             compressed=self.compressed or other.compressed,
             builder=self.builder or other.builder,
             fp8_attention=self.fp8_attention or other.fp8_attention,
+            fp8_weights=self.fp8_weights or other.fp8_weights,
         )
 
 

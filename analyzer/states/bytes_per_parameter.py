@@ -56,9 +56,12 @@ def adam_stores_master_weights(job: TrainingJob) -> bool:
 def casts_to_stored_fp8(job: TrainingJob) -> bool:
     """Whether the optimizer step casts shards of master weights to stored FP8 weights (`cast_master_weights_to_fp8`).
 
-    mxfp8 is cast from full 16-bit parameters after they are gathered. An Adam with its own master weights casts them itself.
+    mxfp8 is cast from full 16-bit parameters after they are gathered. An Adam with its own master weights casts them itself, and
+    without the distributed optimizer each weight is cast as a whole.
     """
     fp8 = job.precision.fp8
+    if not job.optimizer.distributed:
+        return False
     return fp8 is not None and fp8.stored_parameters and fp8.recipe != "mxfp8" and not adam_stores_master_weights(job)
 
 

@@ -75,6 +75,15 @@ def outside_buffer_bytes(job: TrainingJob, modules: Counted) -> int:
     return total - sum(times * module.derived(_stored_bytes, fp8.recipe) for module, times in modules)
 
 
+def separate_bytes(job: TrainingJob, trees: Sequence[Module]) -> int:
+    """Bytes of stored FP8 weights that are in no buffer: rows, columns if the GPU needs them, and scales."""
+    fp8 = job.precision.fp8
+    if fp8 is None or not fp8.stored_parameters:
+        return 0
+    axes = _axes(job, fp8.recipe)
+    return sum(tree.derived(_copies, fp8.recipe, axes) for tree in trees)
+
+
 def transposes(job: TrainingJob) -> bool:
     """Whether weights with one scale need a transposed copy."""
     fp8 = job.precision.fp8

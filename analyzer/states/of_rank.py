@@ -110,12 +110,17 @@ def _allocated(dtype: str, buffer: Buffer) -> int:
 
 def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buffer]) -> int:
     """Parameters are in buffers with the distributed optimizer, except in early releases, and in separate allocations otherwise."""
+    fp8 = job.precision.fp8
     if not job.optimizer.distributed or not job.core.parameters_in_buffers:
-        element = int(DTYPE_BYTES[job.precision.parameters])
-        return sum(tree.derived(_bytes_of_separate_parameters, element) for tree in stage.trees)
+        element, in_fp8 = int(DTYPE_BYTES[job.precision.parameters]), fp8 is not None and fp8.stored_parameters
+        total = sum(tree.derived(_bytes_of_separate_parameters, element, in_fp8) for tree in stage.trees)
+        if in_fp8:
+            from analyzer.states.fp8_weights import separate_bytes
+
+            total += separate_bytes(job, stage.trees)
+        return total
     own = (buffer for buffer in buffers if not buffer.gathers_through_gradients)
     total = sum(buffer.parameter_bytes for buffer in own)
-    fp8 = job.precision.fp8
     stored = fp8.recipe if fp8 is not None and fp8.stored_parameters else None
     total += sum(tree.derived(_bytes_of_frozen_parameters, stored) for tree in stage.trees)
     if fp8 is not None:
@@ -125,9 +130,13 @@ def _parameter_bytes(job: TrainingJob, stage: StageModel, buffers: Sequence[Buff
     return total
 
 
-def _bytes_of_separate_parameters(tree: Module, element: int) -> int:
-    """`element`: bytes of an element of those parameters that do not stay in fp32."""
-    return sum_of_parameters(tree, lambda each: round_up(max(element, int(DTYPE_BYTES[each.dtype])) * each.numel, BLOCK))
+def _bytes_of_separate_parameters(tree: Module, element: int, in_fp8: bool) -> int:
+    """`element`: bytes of an element of those parameters that do not stay in fp32. `in_fp8`: without weights stored in FP8."""
+
+    def size(each: Parameter) -> int:
+        return 0 if in_fp8 and each.quantized else round_up(max(element, int(DTYPE_BYTES[each.dtype])) * each.numel, BLOCK)
+
+    return sum_of_parameters(tree, size)
 
 
 def _bytes_of_frozen_parameters(tree: Module, stored: Fp8Recipe | None) -> int:

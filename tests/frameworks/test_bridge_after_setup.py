@@ -89,7 +89,7 @@ def test_connections_are_not_checked(folder: Path, connections: str) -> None:
 
 
 def test_muon_has_no_layout_of_buffers(folder: Path) -> None:
-    """The model is wrapped without `param_layout`; parameters in FP8 are not counted."""
+    """The model is wrapped without `param_layout`. Weights in FP8 have an allocation each; those in MXFP8 cannot be flattened."""
     muon = "optimizer.optimizer=dist_muon", "optimizer.use_distributed_optimizer=false", "ddp.use_distributed_optimizer=false"
     plain = "optimizer.use_precision_aware_optimizer=false", "comm_overlap=null", CORE_0_19
     found = job(folder, "config.yaml", *muon, *plain, *WORLD)
@@ -97,7 +97,13 @@ def test_muon_has_no_layout_of_buffers(folder: Path) -> None:
     assert (found.optimizer.muon.layer_wise, found.optimizer.muon.aligned) == (True, False)
     precision = "mixed_precision=bf16-with-fp8-current-scaling-mixed"
     in_fp8 = read(folder, "config.yaml", *muon, *plain, precision, "--info-gpu", "H100-80GB", *WORLD).job
-    assert any("model.fp8_param with dist_muon" in why for why in in_fp8.withheld)
+    assert in_fp8.precision.fp8 is not None
+    assert in_fp8.precision.fp8.stored_parameters
+    assert not in_fp8.withheld
+    in_blocks = read(
+        folder, "config.yaml", *muon, *plain, "mixed_precision=bf16-with-mxfp8-mixed", "--info-gpu", "B200", *WORLD
+    ).job
+    assert any("model.fp8_param with dist_muon" in why for why in in_blocks.withheld)
 
 
 def test_a_router_type_that_means_none(folder: Path) -> None:

@@ -219,8 +219,8 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
     replicas = _replicas(config, model, gpus)
     _overlap(_table(config, "comm_overlap"), model, ddp, replicas)
     fields, release = Fields(load_catalogue().newest), compressed.release or release_of_fields(model)
-    found.unknown += variant.unknown
-    found.unknown += quantized_with_muon(model, ddp, str(optimizer.get("optimizer")))
+    fp8_weights, not_known = quantized_with_muon(model, ddp, str(optimizer.get("optimizer")))
+    found.unknown += [*variant.unknown, *not_known]
     found.add(_model(model, fields))
     found.add(_optimizer(optimizer, ddp, fields))
     found.words += layout_of_muon(str(optimizer.get("optimizer")), release)
@@ -248,7 +248,10 @@ def own_words(config: Tree, *, gpus: int | None = None) -> MegatronWords:
         withheld=found.withheld(),
         tuning=tuning,
         parts=ModelParts(
-            vision=vision.weights, compressed=compressed.parts, fp8_attention=is_true(model.get("fp8_dot_product_attention"))
+            vision=vision.weights,
+            compressed=compressed.parts,
+            fp8_attention=is_true(model.get("fp8_dot_product_attention")),
+            fp8_weights=fp8_weights,
         ).joined(variant.parts),
         release=release,
         validated=False,

@@ -63,14 +63,18 @@ def _layout(given: Any) -> Any:
     return given["input_data"]
 
 
-def quantized_with_muon(model: Tree, ddp: Tree, optimizer: str) -> list[str]:
-    """Parameters in FP8 beside Muon, which Megatron-LM's own script refuses, and which are turned off: they are not modelled."""
+def quantized_with_muon(model: Tree, ddp: Tree, optimizer: str) -> tuple[bool, list[str]]:
+    """Whether parameters are in FP8 beside Muon, which Megatron-LM's own script refuses, and what is not modelled of them.
+
+    The options of both are turned off. Transformer Engine cannot flatten parameters in mxfp8 (`MXFP8Tensor.view`).
+    """
     given = [name for name in ("fp8_param", "fp8_param_gather") if is_true(model.get(name)) or is_true(ddp.get(name))]
     if "muon" not in optimizer or not given or not model.get("fp8"):
-        return []
+        return False, []
     for section in (model, ddp):
         section |= dict.fromkeys((*given, "reuse_grad_buf_for_mxfp8_param_ag"), False)
-    return [f"model.fp8_param with {optimizer}"]
+    modelled = model.get("fp8_recipe") in ("tensorwise", "delayed")
+    return modelled, ([] if modelled else [f"model.fp8_param with {optimizer}"])
 
 
 def layout_of_muon(optimizer: str, release: LaterRelease | None) -> list[str]:

@@ -86,6 +86,14 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
     )
 
 
+def with_fp8_weights(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
+    """The job with weights in FP8 that are in no buffer, if the launch asks for it (`ModelParts.fp8_weights`)."""
+    fp8 = job.precision.fp8
+    if fp8 is None or not launch.arguments.parts.fp8_weights:
+        return job
+    return replace(job, precision=replace(job.precision, fp8=replace(fp8, stored_parameters=True)))
+
+
 def with_fp8_attention(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     """The job with core attention in FP8, if the launch asks for it (`fp8_dot_product_attention`).
 

@@ -44,3 +44,22 @@ FP8_OUTPUT: Final = {
         "llama, pp2": f"{_LLAMA} {_STORED} --pipeline-model-parallel-size 2",
     }.items()
 }
+
+_MUON: Final = f"--bf16 {_LLAMA} --optimizer dist_muon --fp8-format hybrid --fp8-recipe"
+_EXPERTS: Final = (
+    "--num-experts 8 --expert-model-parallel-size 2 --expert-tensor-parallel-size 1 --moe-grouped-gemm "
+    "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 512"
+)
+
+FP8_WEIGHTS: Final = {
+    f"fp8 weights beside muon, {name}": words
+    for name, words in {
+        "replicated": f"--bf16 {_LLAMA} --optimizer muon --info-gpu H100-80GB --fp8-format hybrid --fp8-recipe tensorwise",
+        "blackwell": f"{_MUON} tensorwise --info-gpu B200",
+        "delayed": f"{_MUON} delayed --info-gpu H100-80GB",
+        "experts, pp2": f"{_MUON} tensorwise --info-gpu B200 {_EXPERTS} --pipeline-model-parallel-size 2 --grad-reduce-in-bf16",
+        "tp2 sp": f"{_MUON} tensorwise --info-gpu H100-80GB --tensor-model-parallel-size 2 --sequence-parallel",
+        "two layers in bf16": f"{_MUON} tensorwise --info-gpu H100-80GB --first-last-layers-bf16",
+    }.items()
+}
+"""Weights that are stored in FP8 without the distributed optimizer, as Megatron-Bridge does (`ModelParts.fp8_weights`)."""

@@ -27,7 +27,7 @@ from tests.allocator_hook.shadow.creation_layouts import CREATION, CREATION_BASE
 from tests.allocator_hook.shadow.distillation_layouts import BATCHED, DISTILLATIONS, KNOWN_OF_STUDENTS, STUDENTS
 from tests.allocator_hook.shadow.encoder_layouts import BASES, ENCODERS
 from tests.allocator_hook.shadow.found_layouts import FOUND
-from tests.allocator_hook.shadow.fp8_part_layouts import FP8_ATTENTION, FP8_OUTPUT
+from tests.allocator_hook.shadow.fp8_part_layouts import FP8_ATTENTION, FP8_OUTPUT, FP8_WEIGHTS
 from tests.allocator_hook.shadow.frozen_layouts import FROZEN, FROZEN_PARAMETERS, HELD_BY_LEAF
 from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, HEADS, TOKEN_SCORES, VALUE_HEADS
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
@@ -155,6 +155,7 @@ GRID = {
     **ABSORBED,
     **FP8_ATTENTION,
     **FP8_OUTPUT,
+    **FP8_WEIGHTS,
     "gpt": "--bf16",
     "gpt, tp2": "--bf16 --tensor-model-parallel-size 2",
     "gpt, tp2 sp": "--bf16 --tensor-model-parallel-size 2 --sequence-parallel --no-gradient-accumulation-fusion",
@@ -586,6 +587,7 @@ SINCE = dict.fromkeys(
     "gpt, muon": "0.16",
     "llama, dist_muon": "0.16",
     "mixtral, muon, tp2 sp": "0.16",
+    **dict.fromkeys(FP8_WEIGHTS, "0.16"),
     # the first release with buffers of Muon that are laid out by matrices
     "gpt, dist_muon by matrices, overlapped": "0.18",
     "llama, dist_muon by matrices, tp2 sp pp2": "0.18",
@@ -606,6 +608,8 @@ UNTIL = {
     **dict.fromkeys((name for name in GRID if name.startswith("sparse attention")), "0.19"),
     # --muon-use-nesterov has another name
     "llama, dist_muon": "0.18",
+    # later releases lay buffers out by matrices, unless Megatron-Bridge makes the optimizer
+    **dict.fromkeys(FP8_WEIGHTS, "0.18"),
     # megatron-core stops: "Chunk mismatch" in ChunkOffloadHandler
     "mixtral, experts on the host, interleaved": "0.19",
     # the input of the checkpoint is freed: 3 % of what is kept after a step
@@ -713,6 +717,9 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         if name in FP8_ATTENTION:
             assert job.precision.fp8 is not None
             job = replace(job, precision=replace(job.precision, fp8=replace(job.precision.fp8, attention=True)))
+        if name in FP8_WEIGHTS:
+            assert job.precision.fp8 is not None
+            job = replace(job, precision=replace(job.precision, fp8=replace(job.precision.fp8, stored_parameters=True)))
         report = predict(job)
     except InputError as error:
         if Version("0.14") <= RELEASE < Version("0.17"):
