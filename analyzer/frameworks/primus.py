@@ -22,6 +22,7 @@ from analyzer.launch.launchers.world import USUAL_GPUS_PER_NODE, World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.written_files import as_written
+from analyzer.specs.vision_part import ModelParts
 from analyzer.units import natural
 
 _CONFIGS: Final = Path("primus/configs")
@@ -76,6 +77,8 @@ _OWN_LAYERS: Final = "primus.backends.megatron.core.models.hybrid"
 _FP4: Final = ("fp4", "fp4_recipe")
 _RECIPES: Final = (None, "nvfp4", "custom")
 """Those of Megatron-LM."""
+_ONE_SCALE: Final = (None, "delayed", "tensorwise")
+"""Recipes of FP8 whose copies along columns are transposes."""
 _MEMORY: Final = frozenset({"use_turbo_deepep", "use_sink_attention"})
 """Keys whose effect on memory is not known, and that the report names."""
 
@@ -187,6 +190,7 @@ def _words(values: Tree, environ: Mapping[str, str]) -> MegatronWords:
         statements=tuple(_statements(values, found)),
         unknown=tuple(found.unknown),
         withheld=tuple(_withheld(found, values)),
+        parts=ModelParts(fp8_transposes_freed=_frees_transposes(values)),
     )
 
 
@@ -212,7 +216,7 @@ def _unknown(values: Mapping[str, object]) -> Iterator[str]:
     yield from (key for key in sorted(_MEMORY) if is_true(values.get(key)) and (turbo or key != "use_turbo_deepep"))
     if turbo and (natural(str(values.get("turbo_sync_free_moe_stage"))) or 0) > 1:
         yield "turbo_sync_free_moe_stage"
-    if is_true(values.get("no_fp8_weight_transpose_cache")) and values.get("fp8"):
+    if _frees_transposes(values) and (values.get("fp8_recipe") not in _ONE_SCALE or is_true(values.get("fp8_param_gather"))):
         yield "no_fp8_weight_transpose_cache"
     if values.get("recompute_layer_ids"):
         yield "recompute_layer_ids"
@@ -221,8 +225,14 @@ def _unknown(values: Mapping[str, object]) -> Iterator[str]:
         yield "torch_compile.enable"
 
 
+def _frees_transposes(values: Mapping[str, object]) -> bool:
+    return is_true(values.get("no_fp8_weight_transpose_cache")) and bool(values.get("fp8"))
+
+
 def _withheld(found: Words, values: Mapping[str, object]) -> Iterator[str]:
     yield from found.withheld()
+    if is_true(values.get("use_torch_fsdp2")) and values.get("fp8"):
+        yield "whether Transformer Engine of AMD keeps the FP8 copies of whole weights with use_torch_fsdp2 is not known"
     kernels = [key for key in _kernels(values) if key not in _SAME_TENSORS]
     if kernels:
         yield f"{', '.join(kernels)}: the tensors of these kernels are counted as those of Transformer Engine"

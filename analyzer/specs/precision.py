@@ -24,6 +24,9 @@ class Fp8Spec:
     """Length of the amax history of each scaling factor, with the delayed recipe."""
     output_layer: bool = False
     """The output layer is one of these linear layers too (`--fp8-output-proj`). Its weight is stored in 16 bit."""
+    keeps_transposes: bool = True
+    """Copies of weights along columns are kept between microbatches; else each data gradient makes its own (Transformer Engine of
+    AMD, `keep_fp8_weight_transpose_cache`)."""
     attention: bool = False
     """Core attention reads queries, keys and values in FP8 (`fp8_dot_product_attention`, which has no option); else in 16 bit."""
 

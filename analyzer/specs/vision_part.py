@@ -133,6 +133,9 @@ class ModelParts:
     fp8_weights: bool = False
     """Whether weights are stored in FP8 without the distributed optimizer, which Megatron-LM's own script refuses (`fp8_param`)."""
 
+    fp8_transposes_freed: bool = False
+    """Whether transposed copies of weights in FP8 are not kept (`no_fp8_weight_transpose_cache` of Primus)."""
+
     def joined(self, other: ModelParts) -> ModelParts:
         """These, with what `other` has and these lack."""
         return ModelParts(
@@ -144,6 +147,7 @@ class ModelParts:
             builder=self.builder or other.builder,
             fp8_attention=self.fp8_attention or other.fp8_attention,
             fp8_weights=self.fp8_weights or other.fp8_weights,
+            fp8_transposes_freed=self.fp8_transposes_freed or other.fp8_transposes_freed,
         )
 
 

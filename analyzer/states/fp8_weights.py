@@ -41,11 +41,19 @@ Counted = Sequence[tuple[Module, int]]
 
 
 def cast_bytes(job: TrainingJob, modules: Counted) -> int:
-    """Bytes of the FP8 copies of weights that are stored in 16 bit."""
+    """Bytes of the FP8 copies of weights that are stored in 16 bit.
+
+    Without `keeps_transposes` one weight at a time has a copy along its columns. The largest one is counted, as if it were kept;
+    grouped experts keep theirs, as `_GroupedLinear` of Transformer Engine has no such option.
+    """
     fp8 = job.precision.fp8
     if fp8 is None or fp8.stored_parameters:
         return 0
     axes = _axes(job, fp8.recipe)
+    if not fp8.keeps_transposes and transposes(job):
+        freed = sum(times * module.derived(_freed_transposes, fp8.recipe) for module, times in modules)
+        held = max((module.derived(_largest_transpose, fp8.recipe) for module, _ in modules), default=0)
+        return sum(times * module.derived(_copies, fp8.recipe, axes) for module, times in modules) - freed + held
     return sum(times * module.derived(_copies, fp8.recipe, axes) for module, times in modules)
 
 
@@ -131,6 +139,15 @@ def quantized_gemms(trees: Sequence[Module]) -> int:
 
 def _copies(module: Module, recipe: Fp8Recipe, axes: tuple[Axis, ...]) -> int:
     return _sum_of_quantized(module, lambda parameter: _copy_bytes(parameter, recipe, axes))
+
+
+def _freed_transposes(module: Module, recipe: Fp8Recipe) -> int:
+    return _sum_of_quantized(module, lambda parameter: 0 if parameter.sharding == "expert" else _data_bytes(parameter, recipe))
+
+
+def _largest_transpose(module: Module, recipe: Fp8Recipe) -> int:
+    dense = (each for _, part in module.walk() for each in part.parameters if each.quantized and each.sharding != "expert")
+    return max((_data_bytes(each, recipe) for each in dense), default=0)
 
 
 def _stored_bytes(module: Module, recipe: Fp8Recipe) -> int:

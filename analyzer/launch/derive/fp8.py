@@ -87,11 +87,13 @@ def fp8_spec(launch: LaunchInput, *, model: ModelSpec, parallel: ParallelSpec, o
 
 
 def with_fp8_weights(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
-    """The job with weights in FP8 that are in no buffer, if the launch asks for it (`ModelParts.fp8_weights`)."""
-    fp8 = job.precision.fp8
-    if fp8 is None or not launch.arguments.parts.fp8_weights:
+    """The job with what only frameworks set of weights in FP8: `ModelParts.fp8_weights` and `fp8_transposes_freed`."""
+    fp8, parts = job.precision.fp8, launch.arguments.parts
+    if fp8 is None or not (parts.fp8_weights or parts.fp8_transposes_freed):
         return job
-    return replace(job, precision=replace(job.precision, fp8=replace(fp8, stored_parameters=True)))
+    stored = fp8.stored_parameters or parts.fp8_weights
+    fp8 = replace(fp8, stored_parameters=stored, keeps_transposes=not parts.fp8_transposes_freed)
+    return replace(job, precision=replace(job.precision, fp8=fp8))
 
 
 def with_fp8_attention(launch: LaunchInput, job: TrainingJob) -> TrainingJob:

@@ -78,6 +78,11 @@ class WorkContext:
         return capability is not None and capability >= (10, 0)
 
     @property
+    def frees_transposes(self) -> bool:
+        """Whether each data gradient transposes its weight in FP8 (`Fp8Spec.keeps_transposes`)."""
+        return self.inputs.fp8 is not None and not self.inputs.fp8.keeps_transposes and not self.any_layout
+
+    @property
     def element_bytes(self) -> int:
         """Bytes of an element of an activation."""
         return int(DTYPE_BYTES[self.inputs.dtype])

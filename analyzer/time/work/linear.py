@@ -56,6 +56,8 @@ def linear(module: Module, context: WorkContext) -> Work:
     work = gemms(context, rows=rows, n=n, k=k, precision=context.quantized if weight.quantized else context.precision)
     if context.chunks > 1 and module.overlaps_collectives:
         work = _in_chunks(work, context.chunks, summed=parallel is Parallel.ROW)
+    if weight.quantized and context.frees_transposes:
+        work = joined(Work((), (MemoryBound("transposed weight", 2.0 * n * k, "cast"),)), work)
     if vectors:
         work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False, vectors=vectors), work)
         work = _fused_quantization(work, context, rows * k) if weight.quantized else work
