@@ -70,6 +70,11 @@ _KERNELS: Final = frozenset({
     "use_turbo_grouped_mlp", "use_turbo_parallel_linear",
 })  # fmt: skip
 """Keys that choose other kernels, whose tensors are counted as those of Transformer Engine."""
+_OF_EXPERTS: Final = frozenset({
+    "use_turbo_deepep", "use_turbo_fused_act_with_probs", "use_turbo_grouped_gemm", "use_turbo_grouped_mlp",
+    "turbo_sync_free_moe_stage",
+})  # fmt: skip
+"""Keys that have no effect without experts."""
 _SAME_TENSORS: Final = frozenset({"use_turbo_attention", "fla_mla_attn"})
 """Those of them that save the tensors that flash attention saves."""
 _OWN_LAYERS: Final = "primus.backends.megatron.core.models.hybrid"
@@ -213,6 +218,7 @@ def _has_no_effect(key: str, values: Mapping[str, object]) -> bool:
 def _unknown(values: Mapping[str, object]) -> Iterator[str]:
     """Keys of Primus that are on and change memory in a way that is not known."""
     turbo = is_true(values.get("enable_primus_turbo"))
+    values = _used(values)
     yield from (key for key in sorted(_MEMORY) if is_true(values.get(key)) and (turbo or key != "use_turbo_deepep"))
     if turbo and (natural(str(values.get("turbo_sync_free_moe_stage"))) or 0) > 1:
         yield "turbo_sync_free_moe_stage"
@@ -223,6 +229,11 @@ def _unknown(values: Mapping[str, object]) -> Iterator[str]:
     compiled = values.get("torch_compile")
     if isinstance(compiled, dict) and is_true(compiled.get("enable")):
         yield "torch_compile.enable"
+
+
+def _used(values: Mapping[str, object]) -> Mapping[str, object]:
+    """The keys without those of experts, if the model has none."""
+    return values if values.get("num_experts") else {key: each for key, each in values.items() if key not in _OF_EXPERTS}
 
 
 def _frees_transposes(values: Mapping[str, object]) -> bool:
@@ -240,7 +251,7 @@ def _withheld(found: Words, values: Mapping[str, object]) -> Iterator[str]:
 
 def _kernels(values: Mapping[str, object]) -> list[str]:
     """The keys of other kernels that are on."""
-    turbo = is_true(values.get("enable_primus_turbo"))
+    turbo, values = is_true(values.get("enable_primus_turbo")), _used(values)
     return sorted(key for key in _KERNELS if is_true(values.get(key)) and (turbo or not key.startswith("use_turbo")))
 
 

@@ -121,6 +121,15 @@ def test_copies_of_whole_weights_beside_sharded_ones_have_no_verdict(folder: Pat
     assert any("use_torch_fsdp2" in each for each in found.withheld)
 
 
+def test_kernels_of_experts_have_no_effect_on_dense_models(folder: Path) -> None:
+    """`PrimusTurboSpecProvider` has its grouped linear layers in MoE layers only."""
+    words = ("enable_primus_turbo=true", "use_turbo_grouped_gemm=true", "use_turbo_deepep=true", "turbo_sync_free_moe_stage=3")
+    experts = ("num_experts=16", "expert_model_parallel_size=8", "moe_token_dispatcher_type=alltoall")
+    assert not job(folder, "examples/pretrain.yaml", *words).withheld
+    reasons = "; ".join(job(folder, "examples/pretrain.yaml", *words, *experts).withheld)
+    assert all(word.partition("=")[0] in reasons for word in words[1:])
+
+
 def test_another_framework_is_refused(folder: Path) -> None:
     write(folder, {"titan.yaml": "modules: {pre_trainer: {framework: torchtitan, config: a.yaml, model: b.yaml}}\n"})
     with pytest.raises(UnsupportedError, match="trains with torchtitan"):
