@@ -12,6 +12,7 @@ from allocator_hook.step.families.bert import bert_forward
 from allocator_hook.step.families.distillation import Teacher, distillation_loss
 from allocator_hook.step.families.llava import llava_forward
 from allocator_hook.step.families.nemo_rl_distillation import MicrobatchTeacher, nemo_rl_loss
+from allocator_hook.step.families.nemo_rl_loss import log_probability_loss
 from allocator_hook.step.families.sample_head import loss_of_samples
 from allocator_hook.step.families.t5 import t5_forward
 from allocator_hook.step.losses import loss_function
@@ -132,7 +133,8 @@ class ForwardStep:
         options = {name: batch[name] for name in ("labels", *masked)}
         distilled = gpt.post_process and self._job.model.distillation is not None
         scores = self._job.model.head_outputs is not None or self._job.model.token_score
-        if scores or distilled:
+        own_probabilities = gpt.post_process and self._job.model.log_probability_loss
+        if scores or distilled or own_probabilities:
             options["labels"] = None
         teacher = None
         spec = self._job.model.distillation
@@ -144,6 +146,8 @@ class ForwardStep:
         output = run(batch["tokens"], batch["position_ids"], batch["attention_mask"], **options)
         if scores:
             return output, loss_of_samples
+        if own_probabilities:
+            return output, partial(log_probability_loss, self._job)
         if teacher is not None and spec is not None:
             own_loss = distillation_loss if spec.framework == "ms-swift" else nemo_rl_loss
             return output, partial(own_loss, self._job, teacher)

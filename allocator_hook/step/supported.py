@@ -20,7 +20,7 @@ READ: Final[dict[str, frozenset[str]]] = {
         "linear_attention sparse_attention compressed_attention hyper_connections output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
         "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters "
-        "frozen_parameters head_outputs value_head token_score distillation sample_length".split()
+        "frozen_parameters head_outputs value_head token_score distillation log_probability_loss sample_length".split()
     ),
     "VisionSpec": frozenset(
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "

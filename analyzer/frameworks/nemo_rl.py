@@ -159,8 +159,10 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         notes=(f"The launch is one of NeMo-RL: {_what(method)} is analyzed.", *batch.notes, *about),
         statements=tuple(_statements(tree, found)),
         unknown=tuple(found.unknown),
-        withheld=_withheld(method, found),
-        tuning=batch.tuned(replace(_tuning(tree, method), vision=_vision(config))),
+        withheld=_withheld(tree, method, found),
+        tuning=batch.tuned(
+            replace(_tuning(tree, method), vision=_vision(config), log_probability_loss=_computes_log_probabilities(tree, method))
+        ),
         parts=ModelParts(builder=NEMO_RL),
         release=_OF_HYBRIDS if model.letters else None,
         layout=batch.layout,
@@ -177,11 +179,23 @@ def _what(method: str) -> str:
     return f"the {_METHODS[method] or 'SFT'} training"
 
 
-def _withheld(method: str, found: Words) -> tuple[str, ...]:
+def _withheld(tree: Tree, method: str, found: Words) -> tuple[str, ...]:
     reasons = [*found.withheld()]
-    if method in ("sft", "dpo"):
+    if method in ("sft", "dpo") and not _computes_log_probabilities(tree, method):
         reasons.append("the log-probabilities of NeMo-RL's loss are counted as a cross entropy of Megatron-LM")
     return tuple(reasons)
+
+
+def _computes_log_probabilities(tree: Tree, method: str) -> bool:
+    """Whether the loss reads the log-probabilities of all tokens at once (`DistributedLogprob`), from whole logits in fp32."""
+    policy = table(tree, "policy")
+    other = (
+        get(policy, "sequence_packing.enabled", False),  # the loss of each sequence
+        get(policy, "megatron_cfg.use_fused_linear_logprobs", False),
+        get(policy, "megatron_cfg.defer_fp32_logits", False),
+    )
+    sampled = method in ("grpo", "ppo") and (get(policy, "generation.top_k") or get(policy, "generation.top_p", 1.0) != 1.0)
+    return method in ("sft", "dpo", "grpo", "ppo") and not (any(map(is_true, other)) or policy.get("logprob_chunk_size") or sampled)
 
 
 def _batch(policy: Tree, world: World, *, pairs: bool) -> Batch:
@@ -334,8 +348,10 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
     adapter = bridge_adapter(given, "policy.megatron_cfg.peft")
     settings = {key: value for key, value in config.items() if key != "freeze_config"}
     frozen = frozen_parts({**table(config, "freeze_config"), **settings}, "policy.megatron_cfg")
+    # samples are padded to the longest of their batch
+    padded = not any(is_true(get(tree, f"policy.{packing}.enabled", False)) for packing in ("sequence_packing", "dynamic_batching"))
     if method in ("sft", ""):
-        return FineTuning(adapter=adapter, frozen=frozen)
+        return FineTuning(adapter=adapter, frozen=frozen, longest_counted=padded)
     if method in ("dpo", "rm"):
         # the reference model is in host memory, and takes the place of the trained one before the update
         reference = (Phase(name="reference", weights="swapped"),) if method == "dpo" else ()
@@ -346,6 +362,7 @@ def _tuning(tree: Tree, method: str) -> FineTuning:
             frozen=frozen,
             phases=reference,
             sequences_per_sample=2,
+            longest_counted=padded,
         )
     phases = [*_phases(tree)] if method != "distillation" else [*_rollout(tree), _teacher(tree)]
     if method == "ppo":

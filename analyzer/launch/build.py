@@ -202,16 +202,17 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     elif tuning.vision is not None and tuning.vision.image_tokens is not None:
         raise InputError(IMAGE_TOKENS, NO_IMAGES, "remove it")
     from analyzer.launch.derive.adapters import adapter_spec  # imported for fine-tuning only
-    from analyzer.launch.derive.distillation import note_on, with_distillation, with_phase_models
+    from analyzer.launch.derive.distillation import note_on, with_distillation, with_log_probabilities, with_phase_models
     from analyzer.launch.derive.freezing import freeze_spec
     from analyzer.launch.derive.sample_head import with_head
 
     tuning, not_known = with_phase_models(tuning, partial(_with_model, job=job, launch=launch))
     job, outputs = with_head(tuning, job)
     job, loss = with_distillation(tuning, job)
+    job, log_probabilities = with_log_probabilities(tuning, job)
     adapters, reason = adapter_spec(tuning.adapter, job)
     frozen, counted = freeze_spec(tuning, job)
-    reasons = [each for each in (reason, counted, outputs, loss, not_known) if each]
+    reasons = [each for each in (reason, counted, outputs, loss, log_probabilities, not_known) if each]
     withheld = dict.fromkeys([*job.withheld, *reasons, *tuning.not_counted(pipeline=job.parallel.pipeline)])
     if adapters is not None:
         launch.assume(

@@ -175,6 +175,8 @@ class FineTuning:
     """The loss reads the logits of two tokens only."""
     distillation: DistillationSpec | None = None
     """The loss of a student."""
+    log_probability_loss: bool = False
+    """The loss is computed from log-probabilities, as in NeMo-RL."""
     head_outputs: int | None = None
     """Outputs of a linear head in place of the output layer; 0 for normalized hidden states. None for logits of the vocabulary."""
     value_head: bool = False

@@ -280,6 +280,8 @@ class ModelSpec:
     """The output is the difference of the logits of two tokens, with which a generative reranker scores samples."""
     distillation: DistillationSpec | None = None
     """The loss compares the logits with those of a teacher; None for a loss of the labels."""
+    log_probability_loss: bool = False
+    """The loss is computed from log-probabilities in fp32, as in NeMo-RL; otherwise it is a cross entropy of Megatron-LM."""
     head_outputs: int | None = None
     """Outputs of a linear layer in place of the output layer, such as 1 for a reward; 0 for a model that returns its normalized
     hidden states. None for logits of the vocabulary and their cross entropy."""

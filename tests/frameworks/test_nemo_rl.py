@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import InputError, UnsupportedError
+from analyzer.modules.kinds import ModuleKind
+from analyzer.passes.stages import stage_models
 from tests.frameworks.files import batch, job, layout, write
 
 pytest.importorskip("omegaconf")
@@ -131,7 +133,8 @@ def test_samples_of_dpo_are_two_sequences(folder: Path) -> None:
     words = ("~grpo", "policy.sequence_packing.enabled=false", "policy.train_micro_batch_size=1")
     found = job(folder, "dpo.yaml", *words)
     assert batch(found) == (2, 1024, 4096)
-    assert "log-probabilities of NeMo-RL's loss" in found.withheld[0]
+    assert found.model.log_probability_loss
+    assert not found.withheld
     assert found.tuning.beside == ()
 
 
@@ -219,3 +222,38 @@ def test_adapters_get_some_of_the_keys(tmp_path: Path) -> None:
     adapter = job(tmp_path, "base.yaml").tuning.adapter
     assert adapter is not None
     assert (adapter.rank, adapter.regathers, adapter.share_expert_adapters) == (8, False, None)
+
+
+SFT = "policy: {sequence_packing: {enabled: false}, megatron_cfg: {PLACE}}\n"
+
+
+@pytest.mark.parametrize(
+    ("setting", "counted"),
+    [
+        ("", True),
+        ("defer_fp32_logits: false", True),
+        ("defer_fp32_logits: true", False),
+        ("mtp_num_layers: 1", False),
+    ],
+)
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_the_loss_reads_log_probabilities(folder: Path, method: str, setting: str, counted: bool) -> None:
+    """`DistributedLogprob` saves probabilities in fp32 of [2, 512, 151936], for the two sequences of DPO of [4, 512, 151936]."""
+    text = f"defaults: base.yaml\n{method}: {{max_num_steps: 10}}\n" + SFT.replace("PLACE", setting)
+    write(folder, {"one.yaml": text.replace("policy: {", "policy: {train_micro_batch_size: 2, ")})
+    found = job(folder, "one.yaml", "~grpo")
+    assert found.model.log_probability_loss is counted
+    assert any("log-probabilities" in reason for reason in found.withheld) is not counted
+    losses = [part for tree in stage_models(found)[-1].trees for _, part in tree.walk() if part.kind is ModuleKind.LOSS]
+    saved = sum(each.bytes for part in losses for each in part.saved if each.dtype == "fp32" and len(each.shape) == 3)
+    if counted:
+        assert saved == 4 * (4 if method == "dpo" else 2) * 512 * 151936
+        assert found.tuning.longest_counted
+
+
+def test_the_loss_of_each_packed_sequence_is_a_cross_entropy(folder: Path) -> None:
+    write(folder, {"one.yaml": "defaults: base.yaml\nsft: {max_num_steps: 10}\n"})
+    found = job(folder, "one.yaml", "~grpo")
+    assert not found.model.log_probability_loss
+    assert any("log-probabilities" in reason for reason in found.withheld)
+    assert not found.tuning.longest_counted

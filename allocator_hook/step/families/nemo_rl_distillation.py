@@ -72,15 +72,15 @@ def _log_probabilities(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """`get_distillation_topk_logprobs_from_logits`."""
     logits = logits.to(torch.float32)
-    start = _tensor_rank() * logits.shape[-1]
+    start = tensor_rank() * logits.shape[-1]
     entropy = None
     if spec.whole_vocabulary:
-        local = _of_this_rank(indices)
+        local = of_this_rank(indices)
         chunk = max(1, min(logits.shape[1], _CHUNK))
         student_log = _GatheredLogProbabilities.apply(logits, local, start, start + logits.shape[-1], chunk)
         if spec.divergence != "forward":
             entropy = _Entropy.apply(logits, chunk)
-        if _context_size() > 1:
+        if context_size() > 1:
             student_log = _GatheredTokens.apply(student_log)
             if entropy is not None:
                 entropy = _GatheredTokens.apply(entropy)
@@ -120,7 +120,7 @@ def _divergence(
 
 def _gathered_logits(logits: torch.Tensor, indices: torch.Tensor, start: int, end: int) -> torch.Tensor:
     """`gather_logits_at_global_indices`, whose chunk is the whole sequence."""
-    indices = _of_this_rank(indices)
+    indices = of_this_rank(indices)
     _, length, width = logits.shape
     found = []
     for first in range(0, length, length):
@@ -130,21 +130,26 @@ def _gathered_logits(logits: torch.Tensor, indices: torch.Tensor, start: int, en
         local = (wanted - start).clamp(min=0, max=width - 1)
         values = torch.gather(chunk, dim=-1, index=local)
         values = values * in_range.to(dtype=values.dtype)
-        torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.SUM, group=_tensor_group())
+        torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.SUM, group=tensor_group())
         found.append(values)
     gathered = found[0]
-    return _GatheredTokens.apply(gathered) if _context_size() > 1 else gathered  # type: ignore[no-any-return]
+    return _GatheredTokens.apply(gathered) if context_size() > 1 else gathered  # type: ignore[no-any-return]
 
 
-def _of_this_rank(indices: torch.Tensor) -> torch.Tensor:
+def of_this_rank(indices: torch.Tensor) -> torch.Tensor:
     """`_get_tokens_on_this_cp_rank`."""
-    size = _context_size()
+    size = context_size()
     if size == 1:
         return indices
     part = indices.shape[1] // (size * 2)
-    rank = _context_rank()
+    rank = context_rank()
     chunks = [indices[:, each * part : (each + 1) * part] for each in (rank, size * 2 - rank - 1)]
     return torch.cat(chunks, dim=1)
+
+
+def gathered_tokens(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of all context-parallel ranks, in the order of the sequence."""
+    return _GatheredTokens.apply(tensor)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _GatheredTokens(torch.autograd.Function):
@@ -153,16 +158,16 @@ class _GatheredTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor of all context-parallel ranks, in the order of the sequence."""
-        ranks = [torch.empty_like(tensor) for _ in range(_context_size())]
-        torch.distributed.all_gather(tensor_list=ranks, tensor=tensor, group=_context_group())
+        ranks = [torch.empty_like(tensor) for _ in range(context_size())]
+        torch.distributed.all_gather(tensor_list=ranks, tensor=tensor, group=context_group())
         halves = [half for each in ranks for half in torch.chunk(each, chunks=2, dim=1)]
         return torch.cat(halves, dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         """The part of this rank."""
-        gradient, size, rank = gradients[0], _context_size(), _context_rank()
-        torch.distributed.all_reduce(gradient, group=_context_group())
+        gradient, size, rank = gradients[0], context_size(), context_rank()
+        torch.distributed.all_reduce(gradient, group=context_group())
         gradient = gradient.view(gradient.shape[0], 2 * size, gradient.shape[1] // (2 * size), *gradient.shape[2:])
         index = torch.tensor([rank, 2 * size - rank - 1], device=gradient.device)
         found = gradient.index_select(1, index)
@@ -170,14 +175,14 @@ class _GatheredTokens(torch.autograd.Function):
 
 
 @torch.no_grad()
-def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
+def log_softmax(logits: torch.Tensor) -> torch.Tensor:
     """`_compute_distributed_log_softmax`."""
     largest = torch.amax(logits, dim=-1, keepdim=True).detach()
-    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=_tensor_group())
+    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=tensor_group())
     logits = logits - largest
     total = logits.exp().sum(-1, keepdim=True).float()
     total = total.clone(memory_format=torch.contiguous_format)  # `torch.distributed.nn.functional.all_reduce`
-    torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=_tensor_group())
+    torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=tensor_group())
     return logits - total.log().to(logits.dtype)
 
 
@@ -190,11 +195,11 @@ class _GatheredLogProbabilities(torch.autograd.Function):
         found = []
         for first in range(0, logits.shape[1], chunk):
             part = logits[:, first : first + chunk, :].to(dtype=torch.float32)
-            log = _log_softmax(part)
+            log = log_softmax(part)
             in_range, local = _local(indices[:, first : first + chunk, :], start, end)
             values = torch.gather(log, dim=-1, index=local)
             values = values * in_range.to(dtype=values.dtype)
-            torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.SUM, group=_tensor_group())
+            torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.SUM, group=tensor_group())
             found.append(values)
         out = torch.cat(found, dim=1) if len(found) > 1 else found[0]
         ctx.save_for_backward(logits, indices)
@@ -209,7 +214,7 @@ class _GatheredLogProbabilities(torch.autograd.Function):
         result = torch.zeros_like(logits, dtype=torch.float32)
         for first in range(0, logits.shape[1], chunk):
             part = logits[:, first : first + chunk, :].to(dtype=torch.float32)
-            log = _log_softmax(part)
+            log = log_softmax(part)
             probabilities = log.exp()
             in_range, local = _local(indices[:, first : first + chunk, :], start, end)
             gradient = gradients[0][:, first : first + chunk, :]
@@ -236,10 +241,10 @@ class _Entropy(torch.autograd.Function):
         found = []
         for first in range(0, logits.shape[1], chunk):
             part = logits[:, first : first + chunk, :].to(dtype=torch.float32)
-            log = _log_softmax(part)
+            log = log_softmax(part)
             probabilities = log.exp()
             local = (probabilities * log).sum(dim=-1)
-            torch.distributed.all_reduce(local, op=torch.distributed.ReduceOp.SUM, group=_tensor_group())
+            torch.distributed.all_reduce(local, op=torch.distributed.ReduceOp.SUM, group=tensor_group())
             found.append(local)
         ctx.save_for_backward(logits)
         ctx.chunk = chunk
@@ -253,10 +258,10 @@ class _Entropy(torch.autograd.Function):
         result = torch.empty_like(logits, dtype=torch.float32)
         for first in range(0, logits.shape[1], chunk):
             part = logits[:, first : first + chunk, :].to(dtype=torch.float32)
-            log = _log_softmax(part)
+            log = log_softmax(part)
             probabilities = log.exp()
             local = (probabilities * log).sum(dim=-1)
-            torch.distributed.all_reduce(local, op=torch.distributed.ReduceOp.SUM, group=_tensor_group())
+            torch.distributed.all_reduce(local, op=torch.distributed.ReduceOp.SUM, group=tensor_group())
             of_chunk = result[:, first : first + chunk, :]
             of_chunk.copy_(probabilities.mul_(log - local.unsqueeze(-1)))
             of_chunk.mul_(gradients[0][:, first : first + chunk].unsqueeze(-1))
@@ -264,31 +269,31 @@ class _Entropy(torch.autograd.Function):
         return result, None
 
 
-def _tensor_group() -> Any:
+def tensor_group() -> Any:
     from megatron.core import parallel_state
 
     return parallel_state.get_tensor_model_parallel_group()
 
 
-def _tensor_rank() -> int:
+def tensor_rank() -> int:
     from megatron.core import parallel_state
 
     return int(parallel_state.get_tensor_model_parallel_rank())
 
 
-def _context_group() -> Any:
+def context_group() -> Any:
     from megatron.core import parallel_state
 
     return parallel_state.get_context_parallel_group()
 
 
-def _context_size() -> int:
+def context_size() -> int:
     from megatron.core import parallel_state
 
     return int(parallel_state.get_context_parallel_world_size())
 
 
-def _context_rank() -> int:
+def context_rank() -> int:
     from megatron.core import parallel_state
 
     return int(parallel_state.get_context_parallel_rank())

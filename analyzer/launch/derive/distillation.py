@@ -29,6 +29,16 @@ def with_distillation(tuning: FineTuning, job: TrainingJob) -> tuple[TrainingJob
     return replace(job, model=replace(job.model, distillation=spec)), ""
 
 
+def with_log_probabilities(tuning: FineTuning, job: TrainingJob) -> tuple[TrainingJob, str]:
+    """The job with a loss of NeMo-RL, and why it is counted as a cross entropy instead."""
+    if not tuning.log_probability_loss:
+        return job, ""
+    reason = next(_not_modelled(tuning, job), "")
+    if reason:
+        return job, f"the log-probabilities of NeMo-RL's loss are counted as a cross entropy of Megatron-LM {reason}"
+    return replace(job, model=replace(job.model, log_probability_loss=True)), ""
+
+
 def note_on(spec: DistillationSpec) -> str:
     """The assumption about the loss of a student."""
     if spec.framework == "ms-swift":

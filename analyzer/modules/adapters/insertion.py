@@ -86,7 +86,7 @@ def with_adapters(parts: Parts, inputs: ModuleInputs, kind: ChunkKind, *, in_16_
         elif part.kind is ModuleKind.MTP:
             assert isinstance(plain, Module), "both have the same modules"
             found.append(_adapted(part, plain, shapes, adapters, first=False)[0])
-        elif part.kind is ModuleKind.OUTPUT_LAYER and inputs.model.distillation is not None:
+        elif part.kind is ModuleKind.OUTPUT_LAYER and (inputs.model.distillation is not None or inputs.model.log_probability_loss):
             found.append(_returned(frozen(part)))
         elif part.kind is ModuleKind.EMBEDDING:
             found += [frozen(part, input_gradient=False), *((_held(shapes),) if starts else ())]

@@ -268,6 +268,10 @@ def _head(inputs: EndInputs, pre_process: bool, mtp_here: bool) -> tuple[Module,
         from analyzer.modules.models.nemo_rl_distillation import nemo_rl_head
 
         return nemo_rl_head(EndShapes(inputs), pre_process=pre_process)
+    if inputs.model.log_probability_loss:
+        from analyzer.modules.models.nemo_rl_loss import log_probability_head
+
+        return log_probability_head(EndShapes(inputs), pre_process=pre_process)
     if inputs.model.distillation is not None:
         from analyzer.modules.models.distillation import distillation_head
 

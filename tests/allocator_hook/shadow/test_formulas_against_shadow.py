@@ -31,6 +31,7 @@ from tests.allocator_hook.shadow.fp8_part_layouts import FP8_ATTENTION, FP8_OUTP
 from tests.allocator_hook.shadow.frozen_layouts import FROZEN, FROZEN_PARAMETERS, HELD_BY_LEAF
 from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, HEADS, TOKEN_SCORES, VALUE_HEADS
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
+from tests.allocator_hook.shadow.log_probability_layouts import BATCHED_LOG_PROBABILITIES, LOG_PROBABILITIES
 from tests.allocator_hook.shadow.share import share_of
 from tests.allocator_hook.shadow.vision_layouts import MULTIMODAL, MULTIMODAL_BASE, VISION, VISION_BASE
 from tests.data_files import data_file
@@ -146,6 +147,7 @@ GRID = {
     **MULTIMODAL,
     **ADAPTERS,
     **STUDENTS,
+    **LOG_PROBABILITIES,
     **FROZEN,
     **HEADS,
     **BRANCH_NORMS,
@@ -513,6 +515,7 @@ SINCE = dict.fromkeys(
         *FROZEN,
         *HEADS,
         *STUDENTS,
+        *LOG_PROBABILITIES,
         *BRANCH_NORMS,
         *GEMMA,
         *EXAONE,
@@ -711,6 +714,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
             job = replace(job, model=replace(job.model, adapters=adapters))
         head, student = HEAD_OUTPUTS.get(name), DISTILLATIONS.get(name)
         model = replace(job.model, frozen_parameters=FROZEN_PARAMETERS.get(name), head_outputs=head, distillation=student)
+        model = replace(model, log_probability_loss=name in LOG_PROBABILITIES)
         model = replace(model, token_score=name in TOKEN_SCORES, branch_norms=name in BRANCH_NORMS, value_head=name in VALUE_HEADS)
         own = GEMMA_FIELDS if name in GEMMA else EXAONE_FIELDS if name in EXAONE else {}
         job = replace(job, model=replace(model, **own))
@@ -735,7 +739,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         for row in each.comparison.modules:
             if row.module == "embedding" and name in {*HELD_BY_PLAN, *HELD_BY_GRAPH, *HELD_BY_LEAF}:
                 continue
-            if row.module == MODEL and name in STUDENTS:  # the loss function runs after the model
+            if row.module == MODEL and name in {*STUDENTS, *LOG_PROBABILITIES}:  # the loss function runs after the model
                 continue
             assert not [tensor for tensor in row.only_predicted if tensor.bytes > SCALARS], row
             returned = name in HEADS and row.module == MODEL  # its output, which the loss function then frees
@@ -743,7 +747,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
         assert each.comparison.collectives == ()
         assert each.comparison.kernels is not None
         if name not in SHARES_OF_PAIRS:
-            assert name in BATCHED or each.comparison.kernels.rows == ()
+            assert name in {*BATCHED, *BATCHED_LOG_PROBABILITIES} or each.comparison.kernels.rows == ()
             assert each.comparison.kernels.error == 0
         for total in each.comparison.totals:
             known, _ = KNOWN.get(name, (0, "")) if total.name == "peak of the first iteration" else (0, "")

@@ -1,0 +1,38 @@
+"""Layouts whose loss reads log-probabilities (`ModelSpec.log_probability_loss`), for the comparison with megatron-core."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_LLAMA: Final = (
+    "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --group-query-attention "
+    "--num-query-groups 4 --position-embedding-type rope --attention-dropout 0 --hidden-dropout 0"
+)
+_TIED: Final = _LLAMA.replace("--untie-embeddings-and-output-weights ", "")
+_FULL: Final = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+_SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
+_ONE: Final = "--micro-batch-size 1 --global-batch-size 8"
+_EXPERTS: Final = (
+    "--num-experts 8 --expert-model-parallel-size 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
+    "--moe-ffn-hidden-size 512"
+)
+LOG_PROBABILITIES: Final = {
+    f"log-probabilities, {name}": f"--bf16 --no-create-attention-mask-in-dataloader --vocab-size 40000 {words}"
+    for name, words in {
+        "one sample": f"{_LLAMA} {_ONE}",
+        "two samples": f"{_LLAMA} --global-batch-size 16",
+        "tied embeddings": f"{_TIED} {_ONE}",
+        "tp2": f"{_LLAMA} --tensor-model-parallel-size 2 {_ONE} --global-batch-size 4",
+        "tp2 sp, two samples": f"{_LLAMA} {_SP} --global-batch-size 8",
+        "cp2": f"{_LLAMA} --context-parallel-size 2 {_ONE} --global-batch-size 4",
+        "tp2 pp2 sp": f"{_LLAMA} {_SP} --pipeline-model-parallel-size 2 {_ONE} --global-batch-size 2",
+        "tied, pp2, two samples": f"{_TIED} --pipeline-model-parallel-size 2 --global-batch-size 8",
+        "full recompute": f"{_LLAMA} {_FULL} {_ONE}",
+        "adapters": f"{_LLAMA} {_FULL} {_ONE} --info-lora 64",
+        "four microbatches": f"{_LLAMA} {_ONE} --global-batch-size 32",
+        "experts": f"{_LLAMA} {_ONE} {_EXPERTS}",
+        "fp8": f"{_LLAMA} {_ONE} --fp8-format hybrid --fp8-recipe tensorwise --info-gpu H100-80GB",
+    }.items()
+}
+BATCHED_LOG_PROBABILITIES: Final = {name for name in LOG_PROBABILITIES if "adapters" in name}
+"""As `distillation_layouts.BATCHED`: the gradient of the input of a frozen output layer is a product for each token."""
