@@ -132,16 +132,10 @@ def _words(tree: Tree, role: str, folder: Path) -> MegatronWords:
         notes=(f"The launch is one of ROLL: the update of {role} is analyzed.", *batch.notes),
         statements=found.statements(),
         unknown=tuple(found.unknown),
-        withheld=tuple(_withheld(found, tuning)),
+        withheld=tuple(found.withheld()),
         tuning=batch.tuned(replace(tuning, vision=_vision(worker, role))),
         layout=batch.layout,
     )
-
-
-def _withheld(found: Words, tuning: FineTuning) -> Iterator[str]:
-    yield from found.withheld()
-    if tuning.objective == "language model" and not tuning.phases:
-        yield "the loss of ROLL is counted as a cross entropy of Megatron-LM"
 
 
 def _model_path(tree: Tree, worker: Tree, role: str) -> tuple[str, str]:

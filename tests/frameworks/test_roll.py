@@ -130,3 +130,15 @@ def test_other_engines_and_faults_are_named(folder: Path) -> None:
         job(folder, "examples/rlvr/config.yaml", "actor_train.strategy_args.strategy_name=deepspeed_train")
     with pytest.raises(InputError, match="is no list of GPUs"):
         job(folder, "examples/rlvr/config.yaml", "actor_train.device_mapping=some")
+
+
+def test_supervised_fine_tuning_has_the_cross_entropy_of_megatron(folder: Path) -> None:
+    """`op_compute_language_loss` sums the losses that the model returns; samples are padded to `sequence_length`."""
+    lengths = "prompt_length: 2048\nresponse_length: 4096"
+    sft = CONFIG.replace("actor_train:", "sft_train:").replace(lengths, "sequence_length: 2048")
+    sft = sft[: sft.index("actor_infer:")].replace("adv_estimator: reinforce\nnum_return_sequences_in_group: 8\n", "")
+    write(folder, {"examples/rlvr/sft.yaml": sft})
+    found = job(folder, "examples/rlvr/sft.yaml")
+    assert batch(found) == (2, 128, 2048)
+    assert not found.withheld
+    assert not found.tuning.longest_counted
