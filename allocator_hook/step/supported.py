@@ -19,8 +19,8 @@ READ: Final[dict[str, frozenset[str]]] = {
         "fp32_residual_connection implementation attention_backend cross_entropy fp16_lm_cross_entropy moe mla "
         "linear_attention sparse_attention compressed_attention hyper_connections output_gate "
         "softmax_type glu_offset window windowed window_backend activation_clamped blocks mtp_num_layers yarn_positions hybrid "
-        "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters "
-        "frozen_parameters head_outputs value_head token_score distillation log_probability_loss sample_length".split()
+        "fused_squared_relu family binary_head decoder_seq_length vision frozen adapters frozen_parameters "
+        "head_outputs value_head token_score distillation log_probability_loss loss_sequences sample_length".split()
     ),
     "VisionSpec": frozenset(
         "kind encoder projector projector_input normed_projector image_height image_width patch class_tokens drops_class_tokens "

@@ -161,7 +161,12 @@ def _words(tree: Tree, folder: Path) -> MegatronWords:
         unknown=tuple(found.unknown),
         withheld=_withheld(tree, method, found),
         tuning=batch.tuned(
-            replace(_tuning(tree, method), vision=_vision(config), log_probability_loss=_computes_log_probabilities(tree, method))
+            replace(
+                _tuning(tree, method),
+                vision=_vision(config),
+                log_probability_loss=_computes_log_probabilities(tree, method),
+                loss_sequences=_loss_sequences(tree),
+            )
         ),
         parts=ModelParts(builder=NEMO_RL),
         release=_OF_HYBRIDS if model.letters else None,
@@ -183,6 +188,8 @@ def _withheld(tree: Tree, method: str, found: Words) -> tuple[str, ...]:
     reasons = [*found.withheld()]
     if method in ("sft", "dpo") and not _computes_log_probabilities(tree, method):
         reasons.append("the log-probabilities of NeMo-RL's loss are counted as a cross entropy of Megatron-LM")
+    elif method in ("sft", "dpo") and _loss_sequences(tree):
+        reasons.append("the memory of NeMo-RL's loss depends on the number of packed samples, which is assumed")
     return tuple(reasons)
 
 
@@ -190,12 +197,21 @@ def _computes_log_probabilities(tree: Tree, method: str) -> bool:
     """Whether the loss reads the log-probabilities of all tokens at once (`DistributedLogprob`), from whole logits in fp32."""
     policy = table(tree, "policy")
     other = (
-        get(policy, "sequence_packing.enabled", False),  # the loss of each sequence
         get(policy, "megatron_cfg.use_fused_linear_logprobs", False),
         get(policy, "megatron_cfg.defer_fp32_logits", False),
     )
     sampled = method in ("grpo", "ppo") and (get(policy, "generation.top_k") or get(policy, "generation.top_p", 1.0) != 1.0)
     return method in ("sft", "dpo", "grpo", "ppo") and not (any(map(is_true, other)) or policy.get("logprob_chunk_size") or sampled)
+
+
+def _loss_sequences(tree: Tree) -> int:
+    """The packed sequences of a microbatch, whose losses are computed one by one (`SequencePackingLossWrapper`); 0 without."""
+    policy, packing = table(tree, "policy"), table(tree, "policy.sequence_packing")
+    if not is_true(packing.get("enabled", False)) or is_true(packing.get("fuse_loss", False)):
+        return 0
+    length = _count(policy, "max_total_sequence_length")
+    tokens = _count(policy, "sequence_packing.train_mb_tokens", length * _count(policy, "train_micro_batch_size"))
+    return max(_PACKED, tokens // length)
 
 
 def _batch(policy: Tree, world: World, *, pairs: bool) -> Batch:
@@ -392,14 +408,11 @@ def _loss(tree: Tree) -> DistillationSpec:
     if packed and is_true(get(tree, "policy.sequence_packing.fuse_loss", False)):
         fault = "NeMo-RL refuses it in distillation, whose loss reads one sequence at a time"
         raise InputError("policy.sequence_packing.fuse_loss", fault, "leave it out")
-    policy = table(tree, "policy")
-    length = _count(policy, "max_total_sequence_length")
-    tokens = _count(policy, "sequence_packing.train_mb_tokens", length * _count(policy, "train_micro_batch_size")) if packed else 0
     return DistillationSpec(
         framework="NeMo-RL",
         divergence=_DIVERGENCES[kind],
         topk=number,
-        sequences=max(_PACKED, tokens // length) if packed else 0,
+        sequences=_loss_sequences(tree),
         whole_vocabulary=is_true(get(tree, "loss_fn.zero_outside_topk", False)),
     )
 

@@ -177,6 +177,8 @@ class FineTuning:
     """The loss of a student."""
     log_probability_loss: bool = False
     """The loss is computed from log-probabilities, as in NeMo-RL."""
+    loss_sequences: int = 0
+    """Packed sequences of a microbatch, of which such a loss is computed one by one; 0 for all tokens at once."""
     head_outputs: int | None = None
     """Outputs of a linear head in place of the output layer; 0 for normalized hidden states. None for logits of the vocabulary."""
     value_head: bool = False

@@ -282,6 +282,8 @@ class ModelSpec:
     """The loss compares the logits with those of a teacher; None for a loss of the labels."""
     log_probability_loss: bool = False
     """The loss is computed from log-probabilities in fp32, as in NeMo-RL; otherwise it is a cross entropy of Megatron-LM."""
+    loss_sequences: int = 0
+    """Packed sequences of a microbatch, of which such a loss is computed one by one; 0 for all tokens at once."""
     head_outputs: int | None = None
     """Outputs of a linear layer in place of the output layer, such as 1 for a reward; 0 for a model that returns its normalized
     hidden states. None for logits of the vocabulary and their cross entropy."""

@@ -251,9 +251,13 @@ def test_the_loss_reads_log_probabilities(folder: Path, method: str, setting: st
         assert found.tuning.longest_counted
 
 
-def test_the_loss_of_each_packed_sequence_is_a_cross_entropy(folder: Path) -> None:
+def test_the_loss_of_each_packed_sequence_is_computed_by_itself(folder: Path) -> None:
+    """`SequencePackingLossWrapper`: four sequences of at most 512 tokens in a microbatch of 2048. `fuse_loss` computes one loss."""
     write(folder, {"one.yaml": "defaults: base.yaml\nsft: {max_num_steps: 10}\n"})
     found = job(folder, "one.yaml", "~grpo")
-    assert not found.model.log_probability_loss
-    assert any("log-probabilities" in reason for reason in found.withheld)
+    assert (found.model.log_probability_loss, found.model.loss_sequences) == (True, 4)
+    assert any("the number of packed samples" in reason for reason in found.withheld)
     assert not found.tuning.longest_counted
+    fused = job(folder, "one.yaml", "~grpo", "++policy.sequence_packing.fuse_loss=true")
+    assert (fused.model.log_probability_loss, fused.model.loss_sequences) == (True, 0)
+    assert not fused.withheld

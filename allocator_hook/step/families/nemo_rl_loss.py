@@ -23,13 +23,23 @@ from analyzer.specs import TrainingJob
 
 
 def log_probability_loss(job: TrainingJob, output: torch.Tensor) -> tuple[Any, dict[str, Any]]:
-    """The loss of a microbatch, and what is logged."""
-    batch = job.batch
-    tokens = torch.zeros((batch.micro_batch_size, batch.seq_length), dtype=torch.int64, device="cuda")
-    log_probabilities = _log_probabilities(output, tokens)
-    mask = torch.ones(tokens.shape, dtype=torch.int64, device="cuda")[:, 1:] * torch.ones(len(tokens), device="cuda").unsqueeze(-1)
-    loss = -(torch.sum(log_probabilities * mask) / (mask.numel() + 1e-8))
+    """The loss of a microbatch, and what is logged: that of all samples, or that of each packed sequence."""
+    batch, sequences = job.batch, job.model.loss_sequences
+    if not sequences:
+        loss: Any = _loss(output, batch.micro_batch_size, batch.seq_length)
+    else:
+        loss, length = 0, output.shape[1] // sequences
+        for number in range(sequences):
+            loss += _loss(output.narrow(1, number * length, length), 1, batch.seq_length // sequences)
     return loss, {"lm loss": torch.stack([loss.detach(), loss.detach()])}
+
+
+def _loss(logits: torch.Tensor, samples: int, length: int) -> torch.Tensor:
+    """`NLLLossFn.__call__`."""
+    tokens = torch.zeros((samples, length), dtype=torch.int64, device="cuda")
+    log_probabilities = _log_probabilities(logits, tokens)
+    mask = torch.ones(tokens.shape, dtype=torch.int64, device="cuda")[:, 1:] * torch.ones(len(tokens), device="cuda").unsqueeze(-1)
+    return -(torch.sum(log_probabilities * mask) / (mask.numel() + 1e-8))
 
 
 def _log_probabilities(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

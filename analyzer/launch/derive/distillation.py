@@ -36,7 +36,7 @@ def with_log_probabilities(tuning: FineTuning, job: TrainingJob) -> tuple[Traini
     reason = next(_not_modelled(tuning, job), "")
     if reason:
         return job, f"the log-probabilities of NeMo-RL's loss are counted as a cross entropy of Megatron-LM {reason}"
-    return replace(job, model=replace(job.model, log_probability_loss=True)), ""
+    return replace(job, model=replace(job.model, log_probability_loss=True, loss_sequences=tuning.loss_sequences)), ""
 
 
 def note_on(spec: DistillationSpec) -> str:

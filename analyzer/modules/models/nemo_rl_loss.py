@@ -24,34 +24,44 @@ def log_probability_head(shapes: EndShapes, *, pre_process: bool) -> tuple[Modul
 
 
 def _log_probabilities(shapes: EndShapes) -> Module:
-    """The probabilities of the whole vocabulary are saved, and copied for the gradient."""
+    """The probabilities of the whole vocabulary are saved, and copied for the gradient.
+
+    The gradient of each of several sequences is copied into one of all of them, and these are added. The peak is at the second one,
+    when the probabilities of two sequences are free.
+    """
+    sequences = shapes.model.loss_sequences or 1
+    length = shapes.s // sequences
     whole = logits(shapes, "probabilities", "fp32")
 
-    def of_tokens(name: str, dtype: str) -> Tensor:
-        return Tensor(name=name, shape=(shapes.b, shapes.s), dtype=dtype, formula="s·b")
+    def of_tokens(name: str, dtype: str, *, number: int = shapes.s) -> Tensor:
+        return Tensor(name=name, shape=(shapes.b, number), dtype=dtype, formula="s·b")
+
+    def rows(name: str, number: int) -> tuple[Tensor, ...]:
+        return (replace(whole, name=name, shape=(number, *whole.shape[1:])),) if number else ()
 
     return Module(
         name="log_probabilities",
         kind=ModuleKind.LOSS,
         function=True,
         saved=(whole, of_tokens("tokens of other ranks", "bool"), of_tokens("tokens", "int64")),
-        forward_workspace=(replace(whole, name="logits in fp32"), replace(whole, name="log-probabilities of the vocabulary")),
+        forward_workspace=(replace(whole, name="logits in fp32"), *rows("log-probabilities of the vocabulary", length)),
         backward_workspace=(
             replace(whole, name="gradient of the logits"),
-            *(of_tokens(name, "int64") for name in ("rows", "columns", "places", "places of the tokens")),
+            *rows("gradient of the logits of another sequence, less free probabilities", shapes.s - length),
+            *(of_tokens(name, "int64", number=length) for name in ("rows", "columns", "places", "places of the tokens")),
         ),
-        collectives=tuple(_collectives(shapes)),
+        collectives=tuple(_collectives(shapes, length, sequences)),
         source="DistributedLogprob of NeMo-RL",
     )
 
 
-def _collectives(shapes: EndShapes) -> Iterator[Collective]:
+def _collectives(shapes: EndShapes, length: int, sequences: int) -> Iterator[Collective]:
     """Maxima, sums and log-probabilities over tensor-parallel ranks, and the log-probabilities of context-parallel ranks."""
-    tokens = (shapes.b, shapes.s)
+    tokens = (shapes.b, length)
     if shapes.t > 1:
-        yield Collective(kind="all_reduce", group="tp", shape=(*tokens, 1), dtype="fp32", phase="forward", count=2)
-        yield Collective(kind="all_reduce", group="tp", shape=tokens, dtype="fp32", phase="forward")
+        yield Collective(kind="all_reduce", group="tp", shape=(*tokens, 1), dtype="fp32", phase="forward", count=2 * sequences)
+        yield Collective(kind="all_reduce", group="tp", shape=tokens, dtype="fp32", phase="forward", count=sequences)
     if shapes.split.context > 1:
-        whole = (shapes.b, shapes.s * shapes.split.context)
-        yield Collective(kind="all_gather", group="cp", shape=whole, dtype="fp32", phase="forward")
-        yield Collective(kind="all_reduce", group="cp", shape=whole, dtype="fp32", phase="backward")
+        whole = (shapes.b, length * shapes.split.context)
+        yield Collective(kind="all_gather", group="cp", shape=whole, dtype="fp32", phase="forward", count=sequences)
+        yield Collective(kind="all_reduce", group="cp", shape=whole, dtype="fp32", phase="backward", count=sequences)

@@ -31,8 +31,21 @@ LOG_PROBABILITIES: Final = {
         "adapters": f"{_LLAMA} {_FULL} {_ONE} --info-lora 64",
         "four microbatches": f"{_LLAMA} {_ONE} --global-batch-size 32",
         "experts": f"{_LLAMA} {_ONE} {_EXPERTS}",
+        "packed": f"{_LLAMA} {_ONE}",
+        "two sequences": f"{_LLAMA} {_ONE}",
+        "four sequences": f"{_LLAMA} {_ONE}",
+        "eight sequences, tp2 cp2": f"{_LLAMA} {_SP} --context-parallel-size 2 {_ONE} --global-batch-size 2",
+        "four sequences, adapters": f"{_LLAMA} {_FULL} {_ONE} --info-lora 64",
         "fp8": f"{_LLAMA} {_ONE} --fp8-format hybrid --fp8-recipe tensorwise --info-gpu H100-80GB",
     }.items()
 }
 BATCHED_LOG_PROBABILITIES: Final = {name for name in LOG_PROBABILITIES if "adapters" in name}
 """As `distillation_layouts.BATCHED`: the gradient of the input of a frozen output layer is a product for each token."""
+_NUMBERS: Final = {"packed": 1, "two": 2, "four": 4, "eight": 8}
+LOSS_SEQUENCES: Final = {
+    name: number
+    for name in LOG_PROBABILITIES
+    for word, number in _NUMBERS.items()
+    if name.startswith(f"log-probabilities, {word}") and ("sequences" in name or word == "packed")
+}
+"""The packed sequences of a microbatch, whose losses are computed one by one."""

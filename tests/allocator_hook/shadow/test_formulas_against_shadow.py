@@ -31,7 +31,7 @@ from tests.allocator_hook.shadow.fp8_part_layouts import FP8_ATTENTION, FP8_OUTP
 from tests.allocator_hook.shadow.frozen_layouts import FROZEN, FROZEN_PARAMETERS, HELD_BY_LEAF
 from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, HEADS, TOKEN_SCORES, VALUE_HEADS
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
-from tests.allocator_hook.shadow.log_probability_layouts import BATCHED_LOG_PROBABILITIES, LOG_PROBABILITIES
+from tests.allocator_hook.shadow.log_probability_layouts import BATCHED_LOG_PROBABILITIES, LOG_PROBABILITIES, LOSS_SEQUENCES
 from tests.allocator_hook.shadow.share import share_of
 from tests.allocator_hook.shadow.vision_layouts import MULTIMODAL, MULTIMODAL_BASE, VISION, VISION_BASE
 from tests.data_files import data_file
@@ -714,7 +714,7 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
             job = replace(job, model=replace(job.model, adapters=adapters))
         head, student = HEAD_OUTPUTS.get(name), DISTILLATIONS.get(name)
         model = replace(job.model, frozen_parameters=FROZEN_PARAMETERS.get(name), head_outputs=head, distillation=student)
-        model = replace(model, log_probability_loss=name in LOG_PROBABILITIES)
+        model = replace(model, log_probability_loss=name in LOG_PROBABILITIES, loss_sequences=LOSS_SEQUENCES.get(name, 0))
         model = replace(model, token_score=name in TOKEN_SCORES, branch_norms=name in BRANCH_NORMS, value_head=name in VALUE_HEADS)
         own = GEMMA_FIELDS if name in GEMMA else EXAONE_FIELDS if name in EXAONE else {}
         job = replace(job, model=replace(model, **own))
