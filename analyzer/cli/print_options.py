@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from analyzer.frameworks.prepare import prepare
 from analyzer.launch.argv_parser import options_with_values
 from analyzer.launch.parse import parse
 from analyzer.report.visible import visible
+from analyzer.specs.vision_part import ModelParts
 
 WIDTH: Final = 100
 """Columns of a line, unless a single option is longer."""
@@ -29,9 +30,22 @@ def print_options(argv: Sequence[str], *, environ: Mapping[str, str], folder: Pa
     with standard_output() as stream:
         for line in lines_of(arguments.words):
             print(line, file=stream)
+    for name in _without_options(arguments.parts):
+        print(f"No option of Megatron-LM says {name}, so that these options stand for another training.", file=sys.stderr)
     for sentence in arguments.assumptions:
         print(visible(sentence), file=sys.stderr)
     return FITS
+
+
+def _without_options(parts: ModelParts) -> Iterator[str]:
+    """What a configuration sets of weights and attention in FP8, and only frameworks can set."""
+    for name, given in (
+        ("that core attention runs in FP8", parts.fp8_attention),
+        ("that weights are stored in FP8 without the distributed optimizer", parts.fp8_weights),
+        ("that transposed copies of weights in FP8 are freed", parts.fp8_transposes_freed),
+    ):
+        if given:
+            yield name
 
 
 def lines_of(words: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ _NO_EFFECT: Final = frozenset({
     "framework", "model", "bases", "stage", "log_avg_skip_iterations", "log_avg_reset_interval", "auto_continue_train",
     "disable_last_saving", "disable_tensorboard", "disable_wandb", "disable_mlflow", "disable_compile_dependencies",
     "enable_gloo_process_groups", "mock_dataset", "model_type", "moe_router_force_load_balancing_type",
-    "moe_use_fused_router_with_aux_score", "original_max_position_embeddings", "pp_warmup", "disable_delayed_scaling_patches",
+    "original_max_position_embeddings", "pp_warmup", "disable_delayed_scaling_patches",
     "use_rocm_mem_info", "use_rocm_mem_info_iters", "conv_L_cache", "profile_memory_iter", "allow_padding_num_layers",
     "auto_offload_time", "communication_method", "enable_exactly_numeric_match", "enable_zb_runtime", "enable_zero_bubble",
     "num_seq_splits", "offload_ops", "offload_overlap_sr", "offload_time", "pp_algorithm", "sink_window_even_layers_only",
@@ -67,14 +67,17 @@ _KERNELS: Final = frozenset({
     "use_turbo_attention", "use_turbo_gemm", "use_turbo_grouped_gemm", "use_turbo_rms_norm", "use_turbo_fused_act_with_probs",
     "use_fla_fused_gated_norm", "use_fla_fused_norm_gated", "use_fla_fused_rmsnorm", "use_fla_fused_swiglu",
     "use_fla_kda_in_kernel_gate", "use_fla_short_conv", "use_fla_triton_kda", "fla_mla_attn", "fused_ce_mode",
-    "use_turbo_grouped_mlp", "use_turbo_parallel_linear",
+    "use_turbo_grouped_mlp", "use_turbo_parallel_linear", "moe_use_fused_router_with_aux_score",
 })  # fmt: skip
 """Keys that choose other kernels, whose tensors are counted as those of Transformer Engine."""
 _OF_EXPERTS: Final = frozenset({
-    "use_turbo_deepep", "use_turbo_fused_act_with_probs", "use_turbo_grouped_gemm", "use_turbo_grouped_mlp",
-    "turbo_sync_free_moe_stage",
+    "use_turbo_deepep", "use_turbo_fused_act_with_probs", "use_turbo_grouped_gemm", "turbo_sync_free_moe_stage",
+    "moe_use_fused_router_with_aux_score",
 })  # fmt: skip
-"""Keys that have no effect without experts."""
+"""Keys that have no effect without experts, if Primus accepts them (`_check_turbo`)."""
+_WIDE_GROUP: Final = 16
+_UNITS_OF_WIDE_GROUP: Final = 32
+"""The most compute units of the dispatcher in groups of so many ranks that share experts, or more."""
 _SAME_TENSORS: Final = frozenset({"use_turbo_attention", "fla_mla_attn"})
 """Those of them that save the tensors that flash attention saves."""
 _OWN_LAYERS: Final = "primus.backends.megatron.core.models.hybrid"
@@ -183,6 +186,7 @@ def _words(values: Tree, environ: Mapping[str, str]) -> MegatronWords:
     if isinstance(tokenizer, str) and _TOKENIZERS.fullmatch(tokenizer):
         values = {**values, "tokenizer_type": "HuggingFaceTokenizer"}
     _refuse_own_layers(values)
+    _check_turbo(values, environ)
     own_fp4 = bool(values.get("fp4")) and values.get("fp4_recipe") not in _RECIPES
     kept = {key: value for key, value in values.items() if not _has_no_effect(key, values) and not (own_fp4 and key in _FP4)}
     found = fields.words(kept, without_defaults=True)
@@ -207,6 +211,38 @@ def _refuse_own_layers(values: Mapping[str, object]) -> None:
         raise UnsupportedError("spec", fault, "give a configuration with layers of Megatron-LM")
 
 
+def _check_turbo(values: Mapping[str, object], environ: Mapping[str, str]) -> None:
+    """Raises InputError for what `validate_args_on_rocm` refuses, also of models without experts."""
+
+    def on(key: str) -> bool:
+        return is_true(values.get(key))
+
+    stage = _stage(values)
+    if stage and not on("enable_primus_turbo"):
+        raise InputError("turbo_sync_free_moe_stage", "needs enable_primus_turbo", "add enable_primus_turbo=true, or leave it out")
+    if stage > 1 and not on("use_turbo_grouped_gemm"):
+        fault = "a stage of 2 or 3 needs use_turbo_grouped_gemm"
+        raise InputError("turbo_sync_free_moe_stage", fault, "add use_turbo_grouped_gemm=true, or use stage 1")
+    if on("use_turbo_grouped_gemm") and on("moe_use_legacy_grouped_gemm"):
+        raise InputError("use_turbo_grouped_gemm", "cannot be used with moe_use_legacy_grouped_gemm", "leave one of them out")
+    if not on("use_turbo_deepep") and stage <= 1:
+        return
+    if on("moe_shared_expert_overlap"):
+        raise InputError("use_turbo_deepep", "cannot be used with moe_shared_expert_overlap", "leave one of them out")
+    if values.get("moe_router_dtype") != "fp32":
+        raise InputError("use_turbo_deepep", "needs a router in fp32", "add moe_router_dtype=fp32")
+    wide = (natural(str(values.get("expert_model_parallel_size"))) or 1) >= _WIDE_GROUP
+    own = environ.get("PRIMUS_TURBO_MOE_DISPATCH_COMBINE_BACKEND", "TURBO") == "TURBO"
+    if wide and own and (natural(str(values.get("turbo_deepep_num_cu"))) or 0) > _UNITS_OF_WIDE_GROUP:
+        fault = f"is more than {_UNITS_OF_WIDE_GROUP}, which groups of {_WIDE_GROUP} ranks or more that share experts cannot use"
+        raise InputError("turbo_deepep_num_cu", fault, f"use {_UNITS_OF_WIDE_GROUP}")
+
+
+def _stage(values: Mapping[str, object]) -> int:
+    """How far the dispatch of experts avoids waiting for the GPU: 0 to 3."""
+    return natural(str(values.get("turbo_sync_free_moe_stage"))) or 0
+
+
 def _has_no_effect(key: str, values: Mapping[str, object]) -> bool:
     if key in _NO_EFFECT or key in _KERNELS or key in _MEMORY or key.startswith(_PREFIXES):
         return True
@@ -220,7 +256,7 @@ def _unknown(values: Mapping[str, object]) -> Iterator[str]:
     turbo = is_true(values.get("enable_primus_turbo"))
     values = _used(values)
     yield from (key for key in sorted(_MEMORY) if is_true(values.get(key)) and (turbo or key != "use_turbo_deepep"))
-    if turbo and (natural(str(values.get("turbo_sync_free_moe_stage"))) or 0) > 1:
+    if turbo and _stage(values) > 1:
         yield "turbo_sync_free_moe_stage"
     if _frees_transposes(values) and (values.get("fp8_recipe") not in _ONE_SCALE or is_true(values.get("fp8_param_gather"))):
         yield "no_fp8_weight_transpose_cache"
@@ -252,7 +288,9 @@ def _withheld(found: Words, values: Mapping[str, object]) -> Iterator[str]:
 def _kernels(values: Mapping[str, object]) -> list[str]:
     """The keys of other kernels that are on."""
     turbo, values = is_true(values.get("enable_primus_turbo")), _used(values)
-    return sorted(key for key in _KERNELS if is_true(values.get(key)) and (turbo or not key.startswith("use_turbo")))
+    own = ("use_turbo", "moe_use_fused_router")
+    found = {key for key in _KERNELS if is_true(values.get(key)) and (turbo or not key.startswith(own))}
+    return sorted(found | ({"moe_use_fused_router_with_aux_score"} if turbo and _stage(values) else set()))
 
 
 def _statements(values: Mapping[str, object], found: Words) -> Iterator[str]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from analyzer.modules.embedding import vocabulary_weight
 from analyzer.modules.kinds import ModuleKind
+from analyzer.modules.moe.experts import GROUPED_LINEAR
 from analyzer.modules.quantized import ONE_SCALE, Axis, element, reads_one_copy, scales
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
@@ -43,8 +44,8 @@ Counted = Sequence[tuple[Module, int]]
 def cast_bytes(job: TrainingJob, modules: Counted) -> int:
     """Bytes of the FP8 copies of weights that are stored in 16 bit.
 
-    Without `keeps_transposes` one weight at a time has a copy along its columns. The largest one is counted, as if it were kept;
-    grouped experts keep theirs, as `_GroupedLinear` of Transformer Engine has no such option.
+    Without `keeps_transposes` one weight at a time has a copy along its columns. The largest one is counted, as if it were kept.
+    Experts of a grouped linear layer keep theirs, as `_GroupedLinear` of Transformer Engine has no such option.
     """
     fp8 = job.precision.fp8
     if fp8 is None or fp8.stored_parameters:
@@ -142,12 +143,18 @@ def _copies(module: Module, recipe: Fp8Recipe, axes: tuple[Axis, ...]) -> int:
 
 
 def _freed_transposes(module: Module, recipe: Fp8Recipe) -> int:
-    return _sum_of_quantized(module, lambda parameter: 0 if parameter.sharding == "expert" else _data_bytes(parameter, recipe))
+    own = sum(_data_bytes(each, recipe) for each in _freed(module))
+    return own + sum(child.derived(_freed_transposes, recipe) for child in module.children)
 
 
 def _largest_transpose(module: Module, recipe: Fp8Recipe) -> int:
-    dense = (each for _, part in module.walk() for each in part.parameters if each.quantized and each.sharding != "expert")
-    return max((_data_bytes(each, recipe) for each in dense), default=0)
+    freed = (each for _, part in module.walk() for each in _freed(part))
+    return max((_data_bytes(each, recipe) // matrices(each)[0] for each in freed), default=0)
+
+
+def _freed(module: Module) -> Iterator[Parameter]:
+    """The weights of a module whose transposes Transformer Engine can free, without those of its children."""
+    return (each for each in module.parameters if each.quantized and module.source != GROUPED_LINEAR)
 
 
 def _stored_bytes(module: Module, recipe: Fp8Recipe) -> int:
@@ -196,7 +203,7 @@ def _gemms(module: Module) -> tuple[int, ...]:
     attends = module.kind is ModuleKind.ATTENTION and any(child.kind in kernels for child in module.children)
     attention = attends and any(parameter.quantized for parameter in parameters(module))
     counts = (matrices(parameter)[0] for parameter in module.parameters if parameter.quantized)
-    own = tuple(each for count in counts for each in ((count,) if module.source == "TEGroupedLinear" else (1,) * count))
+    own = tuple(each for count in counts for each in ((count,) if module.source == GROUPED_LINEAR else (1,) * count))
     return (
         *own,
         *((ATTENTION_GEMMS,) if attention else ()),

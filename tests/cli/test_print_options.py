@@ -82,3 +82,15 @@ def test_the_page_shows_the_output_of_its_command() -> None:
     command, shown = section.split("```")[1], section.split("```")[3].removeprefix("text")
     done = run(*shlex.split(command.removeprefix("bash"))[1:])
     assert shown.strip() in done.out
+
+
+def test_what_no_option_says_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`no_fp8_weight_transpose_cache` of Primus."""
+    keys = "num_layers: 2, hidden_size: 512, num_attention_heads: 8, seq_length: 512, max_position_embeddings: 512, lr: 1e-4"
+    batch = "micro_batch_size: 1, global_batch_size: 8, tokenizer_type: NullTokenizer, vocab_size: 1000, bf16: true, fp8: hybrid"
+    text = f"modules: {{pre_trainer: {{framework: megatron, overrides: {{{keys}, {batch}, no_fp8_weight_transpose_cache: true}}}}}}"
+    file = tmp_path / "pretrain.yaml"
+    for written, noted in ((text, True), (text.replace("cache: true", "cache: false"), False)):
+        file.write_text(written)
+        assert main([str(file), "--info-gpu", "MI300X", "--info-print-options"]) == 0
+        assert ("transposed copies of weights in FP8 are freed" in capsys.readouterr().err) is noted

@@ -104,6 +104,10 @@ def test_muon_has_no_layout_of_buffers(folder: Path) -> None:
         folder, "config.yaml", *muon, *plain, "mixed_precision=bf16-with-mxfp8-mixed", "--info-gpu", "B200", *WORLD
     ).job
     assert any("model.fp8_param with dist_muon" in why for why in in_blocks.withheld)
+    of_layers = ("model.fp8_param=false", "mixed_precision=bf16_mixed", "model.fp8=hybrid", "model.fp8_recipe=tensorwise")
+    of_buffers = ("ddp.fp8_param_gather=true", "--info-gpu", "H100-80GB")
+    gathered = read(folder, "config.yaml", *muon, *plain, *of_layers, *of_buffers, *WORLD).job
+    assert any("ddp.fp8_param_gather" in why for why in gathered.withheld)
 
 
 def test_a_router_type_that_means_none(folder: Path) -> None:

@@ -123,11 +123,50 @@ def test_copies_of_whole_weights_beside_sharded_ones_have_no_verdict(folder: Pat
 
 def test_kernels_of_experts_have_no_effect_on_dense_models(folder: Path) -> None:
     """`PrimusTurboSpecProvider` has its grouped linear layers in MoE layers only."""
-    words = ("enable_primus_turbo=true", "use_turbo_grouped_gemm=true", "use_turbo_deepep=true", "turbo_sync_free_moe_stage=3")
+    accepted = ("moe_router_dtype=fp32", "enable_primus_turbo=true")
+    words = ("use_turbo_grouped_gemm=true", "use_turbo_deepep=true", "turbo_sync_free_moe_stage=3", *accepted)
     experts = ("num_experts=16", "expert_model_parallel_size=8", "moe_token_dispatcher_type=alltoall")
     assert not job(folder, "examples/pretrain.yaml", *words).withheld
     reasons = "; ".join(job(folder, "examples/pretrain.yaml", *words, *experts).withheld)
-    assert all(word.partition("=")[0] in reasons for word in words[1:])
+    named = (*(word.partition("=")[0] for word in words if word not in accepted), "moe_use_fused_router_with_aux_score")
+    assert all(word in reasons for word in named)
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ("turbo_sync_free_moe_stage=1", "needs enable_primus_turbo"),
+        ("enable_primus_turbo=true turbo_sync_free_moe_stage=2", "needs use_turbo_grouped_gemm"),
+        ("use_turbo_grouped_gemm=true moe_use_legacy_grouped_gemm=true", "cannot be used with moe_use_legacy_grouped_gemm"),
+        ("use_turbo_deepep=true", "needs a router in fp32"),
+        ("use_turbo_deepep=true moe_router_dtype=fp32 moe_shared_expert_overlap=true", "moe_shared_expert_overlap"),
+        (
+            "use_turbo_deepep=true moe_router_dtype=fp32 expert_model_parallel_size=16 num_experts=32 turbo_deepep_num_cu=64",
+            "is more than 32",
+        ),
+    ],
+)
+def test_what_primus_refuses_of_its_kernels(folder: Path, words: str, fault: str) -> None:
+    """`validate_args_on_rocm`, which does not look at the number of experts."""
+    with pytest.raises(InputError, match=fault):
+        job(folder, "examples/pretrain.yaml", *words.split())
+
+
+def test_sequential_experts_keep_no_transposes(folder: Path) -> None:
+    """They are linear layers of their own, and those of a grouped layer have no such option: 12 weights of 16 experts, less one."""
+    experts = ("num_experts=16", "moe_ffn_hidden_size=1024", "moe_token_dispatcher_type=alltoall", "add_bias_linear=false")
+    given = ("pipeline_model_parallel_size=1", "fp8=hybrid", "fp8_recipe=tensorwise", "--info-gpu", "MI300X", *experts)
+
+    def copies(*words: str) -> int:
+        found = job(folder, "examples/pretrain.yaml", *given, *words)
+        listed = workspaces(found, stage_models(found)[0].trees)
+        return next(each.bytes for each in listed if each.name == "FP8 copies of weights")
+
+    freed = {grouped: copies(f"moe_grouped_gemm={grouped}", "no_fp8_weight_transpose_cache=true") for grouped in ("true", "false")}
+    layer, expert = 1024 * (3 * 1024 + 1024), 3 * 1024 * 1024
+    kept = copies("moe_grouped_gemm=false")
+    assert kept - freed["false"] == 24 * (layer + 16 * expert) - 3 * 1024 * 1024
+    assert kept - freed["true"] >= 24 * layer - 3 * 1024 * 1024 > kept - freed["true"] - 2**20
 
 
 def test_another_framework_is_refused(folder: Path) -> None:

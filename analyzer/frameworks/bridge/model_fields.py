@@ -71,8 +71,11 @@ def quantized_with_muon(model: Tree, ddp: Tree, optimizer: str) -> tuple[bool, l
     given = [name for name in ("fp8_param", "fp8_param_gather") if is_true(model.get(name)) or is_true(ddp.get(name))]
     if "muon" not in optimizer or not given or not model.get("fp8"):
         return False, []
+    stored = any(is_true(model.get(name)) for name in given)
     for section in (model, ddp):
         section |= dict.fromkeys((*given, "reuse_grad_buf_for_mxfp8_param_ag"), False)
+    if not stored:
+        return False, [f"ddp.fp8_param_gather with {optimizer}, without model.fp8_param"]
     modelled = model.get("fp8_recipe") in ("tensorwise", "delayed")
     return modelled, ([] if modelled else [f"model.fp8_param with {optimizer}"])
 

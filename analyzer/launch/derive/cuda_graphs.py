@@ -148,3 +148,9 @@ def _check_experts(arguments: Arguments, model: ModelSpec, scope: tuple[str, ...
             "moe_preprocess cannot be captured: with the alltoall dispatcher the host waits for the tokens of each expert",
             "leave out moe_preprocess, and use --cuda-graph-impl transformer_engine",
         )
+    if moe.flex is not None and moe.flex.equalizes and (not scope or {"moe", "moe_preprocess", "full_iteration"} & set(scope)):
+        raise InputError(
+            option(arguments, "moe_hybridep_pad_uneven_dispatch_inputs"),
+            "cannot be captured: the host waits for the largest number of tokens of a rank (`_HybridEPManager.setup_metadata`)",
+            "leave it out, or capture no moe_preprocess, and use --cuda-graph-impl transformer_engine",
+        )

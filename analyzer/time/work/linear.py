@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from analyzer.modules.kinds import ModuleKind, Parallel
+from analyzer.modules.moe.experts import GROUPED_LINEAR
 from analyzer.modules.tree import Module, Parameter
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.elementwise import norm
@@ -19,6 +20,8 @@ CAST_BYTES: Final = {"delayed": 4.0, "tensorwise": 6.0, "blockwise": 5.0, "mxfp8
 
 `tensorwise` and `nvfp4` read it twice, because the scale of the tensor is computed first; `mxfp8` has a scale for 32 elements.
 """
+WEIGHT_GRADIENT: Final = "weight gradient"
+"""Name of the addition of a weight gradient to the gradient buffer."""
 SCATTERED_PARTS: Final = 4
 """Parts of a GEMM whose output is reduce-scattered meanwhile (`num_splits` of the method "pipeline")."""
 
@@ -119,7 +122,7 @@ def _additions(context: WorkContext, elements: int, *, tensors: int = 1) -> tupl
     if context.inputs.gradient_accumulation_fusion:
         return ()
     moved = (context.element_bytes + 2 * DTYPE_BYTES[context.gradients]) * elements * tensors
-    return (MemoryBound("weight gradient", moved, launches=tensors),)
+    return (MemoryBound(WEIGHT_GRADIENT, moved, launches=tensors),)
 
 
 def grouped_linear(module: Module, context: WorkContext, *, rows: int) -> Work:
@@ -139,9 +142,12 @@ def grouped_linear(module: Module, context: WorkContext, *, rows: int) -> Work:
         found = Gemm(name, m, width, depth, precision, experts, grouped=True, output_bytes=moved, depth_is_tokens=of_weight)
         return found._replace(launches=experts)
 
+    transposed = weight.quantized and context.frees_transposes and module.source != GROUPED_LINEAR
+    transposes = (MemoryBound("transposed weight", 2.0 * n * k * experts, "cast", launches=experts),) if transposed else ()
     return Work(
         forward=(*_casts(context, rows * k, precision, tensors=experts), gemm("forward", each, n, k)),
         backward=(
+            *transposes,
             *_casts(context, rows * n, precision, tensors=experts),
             gemm("data gradient", each, k, n),
             gemm("weight gradient", n, k, each, of_weight=True),

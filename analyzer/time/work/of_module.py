@@ -14,10 +14,10 @@ from analyzer.time.work import elementwise, experts
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, Gemm, MemoryBound, Work
-from analyzer.time.work.linear import gemms, grouped_linear, joined, linear, own_weight, weight_of
+from analyzer.time.work.linear import WEIGHT_GRADIENT, gemms, grouped_linear, joined, linear, own_weight, weight_of
 
 _OF_INPUTS: Final = frozenset({"data gradient", "sum of input gradients"})
-_OF_WEIGHTS: Final = frozenset({"weight gradient", "bias gradient", "embedding gradient", "sum of embedding gradients"})
+_OF_WEIGHTS: Final = frozenset({WEIGHT_GRADIENT, "bias gradient", "embedding gradient", "sum of embedding gradients"})
 """Names of kernels that compute gradients of weights only."""
 
 
@@ -78,7 +78,7 @@ def _output_layer(module: Module, context: WorkContext) -> Work:
     """Logits in 16 bit, also of quantized models, unless `--fp8-output-proj` quantizes the layer.
 
     Without a weight of its own it uses that of the embedding, whose two gradients are added: one of them is a tensor of zeros if
-    the weight gradient is added to the gradient buffer.
+    the weight gradient is added to the gradient buffer. Otherwise only their sum is added to it, by the embedding.
     """
     shapes, model = context.shapes, context.inputs.model
     columns = model.padded_vocab_size // shapes.t
@@ -90,8 +90,10 @@ def _output_layer(module: Module, context: WorkContext) -> Work:
         work = joined(work, biased)
     if own_weight(module) is not None:
         return work
-    added = MemoryBound("sum of embedding gradients", 8.0 * columns * model.hidden_size)
-    return work._replace(backward=(*work.backward, added))
+    fused = context.inputs.gradient_accumulation_fusion
+    added = MemoryBound("sum of embedding gradients", (8.0 if fused else 6.0) * columns * model.hidden_size)
+    own = tuple(each for each in work.backward if not (isinstance(each, MemoryBound) and each.name == WEIGHT_GRADIENT))
+    return work._replace(backward=(*own, added))
 
 
 def _head_projection(module: Module, context: WorkContext) -> Work:

@@ -41,6 +41,7 @@ ALL_HEADS = (
 )
 LLAMA = f"{ALL_HEADS} --group-query-attention --num-query-groups 4 "
 DENSE = f"{LLAMA} --disable-bias-linear "
+TIED = DENSE.replace("--untie-embeddings-and-output-weights ", "")
 LATENTS = "--multi-latent-attention --kv-lora-rank 512 --qk-pos-emb-head-dim 64 --q-lora-rank 768 --qk-layernorm "
 MLA = f"{ALL_HEADS} --disable-bias-linear {LATENTS}"
 EXPERTS = "--num-experts 16 --moe-router-topk 4 --moe-grouped-gemm --moe-ffn-hidden-size 1024 --expert-model-parallel-size 4 "
@@ -63,6 +64,7 @@ LAYOUTS = {
     "unfused attention": f"{DENSE} --attention-backend unfused",
     "selective recomputation": f"{DENSE} --recompute-granularity selective --recompute-modules core_attn mlp",
     "unfused weight gradients": f"{DENSE} --no-gradient-accumulation-fusion",
+    "unfused weight gradients, tied embeddings": f"{TIED} --no-gradient-accumulation-fusion",
     "full recomputation": f"{DENSE} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "delayed scaling": f"{DENSE} --fp8-format hybrid --fp8-recipe delayed",
     "mxfp8": f"{DENSE} --fp8-format e4m3 --fp8-recipe mxfp8 --info-gpu B200",

@@ -51,6 +51,23 @@ def test_local_graphs_capture_the_router_and_the_preprocessing_together(release:
         job_of(f"{MOE} {TE} --cuda-graph-scope moe_preprocess", release=release)
 
 
+@pytest.mark.parametrize("part", ["moe_preprocess moe_router", "moe_router", "attn"])
+@pytest.mark.parametrize("implementation", ["local", "transformer_engine"])
+def test_a_wait_for_other_ranks_cannot_be_captured(part: str, implementation: str) -> None:
+    """The preprocessing of HybridEP copies the largest number of tokens to the host (`_HybridEPManager.setup_metadata`, 0.19)."""
+    flex = "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep --moe-router-dtype fp32"
+    experts = f"{MOE} --moe-router-topk 2 --expert-model-parallel-size 2 {flex}"
+    line = f"{experts} --cuda-graph-impl {implementation} --cuda-graph-modules {part}"
+    assert job_of(line, release="0.19.0").graphs is not None
+    captured = "moe_preprocess" in part or (implementation == "local" and "moe_router" in part)
+    waiting = f"{line} --moe-hybridep-pad-uneven-dispatch-inputs"
+    if not captured:
+        assert job_of(waiting, release="0.19.0").graphs is not None
+        return
+    with pytest.raises(InputError, match="the host waits for the largest number of tokens"):
+        job_of(waiting, release="0.19.0")
+
+
 @pytest.mark.parametrize("release", ["0.18.2", "0.19.0"])
 @pytest.mark.parametrize("line", ["", LOCAL, "--cuda-graph-impl full_iteration"])
 def test_a_part_selects_the_implementation_of_full_iterations(line: str, release: str) -> None:
