@@ -611,8 +611,6 @@ UNTIL = {
     **dict.fromkeys((name for name in GRID if name.startswith("sparse attention")), "0.19"),
     # --muon-use-nesterov has another name
     "llama, dist_muon": "0.18",
-    # later releases lay buffers out by matrices, unless Megatron-Bridge makes the optimizer
-    **dict.fromkeys(FP8_WEIGHTS, "0.18"),
     # megatron-core stops: "Chunk mismatch" in ChunkOffloadHandler
     "mixtral, experts on the host, interleaved": "0.19",
     # the input of the checkpoint is freed: 3 % of what is kept after a step
@@ -705,6 +703,8 @@ def test_formulas_agree_with_a_run_of_megatron(name: str, record: Record, tmp_pa
     from analyzer.predict import predict
 
     argv = [*words_of(name), "--info-te", str(TE), *own_release()]
+    if name in FP8_WEIGHTS and Version("0.18") <= RELEASE:  # as Megatron-Bridge, which plans no buffers for the optimizer
+        argv += ["--no-use-layer-wise-param-layout"]
     try:
         arguments, world, options = parse(argv, environ={}, folder=tmp_path)
         gpu, _ = hardware(options.gpu, None)
