@@ -22,6 +22,7 @@ from analyzer.launch.launchers.world import USUAL_GPUS_PER_NODE, World
 from analyzer.launch.megatron_words import MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
 from analyzer.launch.written_files import as_written
+from analyzer.specs.precision import ONE_SCALE
 from analyzer.specs.vision_part import ModelParts
 from analyzer.units import natural
 
@@ -85,8 +86,6 @@ _OWN_LAYERS: Final = "primus.backends.megatron.core.models.hybrid"
 _FP4: Final = ("fp4", "fp4_recipe")
 _RECIPES: Final = (None, "nvfp4", "custom")
 """Those of Megatron-LM."""
-_ONE_SCALE: Final = (None, "delayed", "tensorwise")
-"""Recipes of FP8 whose copies along columns are transposes."""
 _MEMORY: Final = frozenset({"use_turbo_deepep", "use_sink_attention"})
 """Keys whose effect on memory is not known, and that the report names."""
 
@@ -258,7 +257,9 @@ def _unknown(values: Mapping[str, object]) -> Iterator[str]:
     yield from (key for key in sorted(_MEMORY) if is_true(values.get(key)) and (turbo or key != "use_turbo_deepep"))
     if turbo and _stage(values) > 1:
         yield "turbo_sync_free_moe_stage"
-    if _frees_transposes(values) and (values.get("fp8_recipe") not in _ONE_SCALE or is_true(values.get("fp8_param_gather"))):
+    if _frees_transposes(values) and (
+        (values.get("fp8_recipe") or "delayed") not in ONE_SCALE or is_true(values.get("fp8_param_gather"))
+    ):
         yield "no_fp8_weight_transpose_cache"
     if values.get("recompute_layer_ids"):
         yield "recompute_layer_ids"

@@ -21,12 +21,11 @@ from typing import Final, Literal
 from analyzer.modules.shapes import Shapes
 from analyzer.modules.tree import Collective, Phase, Tensor
 from analyzer.specs import Fp8Recipe
+from analyzer.specs.precision import ONE_SCALE
 from analyzer.units import ceil_div, dtype_bytes, round_up
 
 Axis = Literal["row", "column"]
 
-ONE_SCALE: Final = ("delayed", "tensorwise")
-"""Recipes with one scale per tensor."""
 _AXES: Final[tuple[Axis, ...]] = ("row", "column")
 _HOPPER: Final = (9, 0)
 _COPY_NAME: Final = re.compile(r" in fp[48]\b")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from analyzer.modules.quantized import ONE_SCALE, reads_one_copy
+from analyzer.modules.quantized import reads_one_copy
 from analyzer.modules.tree import Module, Tensor
 from analyzer.specs import TrainingJob
+from analyzer.specs.precision import ONE_SCALE
 from analyzer.states.buffers.fsdp import fsdp_of, is_unit
 
 

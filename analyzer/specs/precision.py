@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
+ONE_SCALE: Final = ("delayed", "tensorwise")
+"""Recipes with one scale per tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Final
 from analyzer.modules.embedding import vocabulary_weight
 from analyzer.modules.kinds import ModuleKind
 from analyzer.modules.moe.experts import GROUPED_LINEAR
-from analyzer.modules.quantized import ONE_SCALE, Axis, element, reads_one_copy, scales
+from analyzer.modules.quantized import Axis, element, reads_one_copy, scales
 from analyzer.modules.tree import Module, Parameter, parameters
 from analyzer.specs import Fp8Recipe, TrainingJob
+from analyzer.specs.precision import ONE_SCALE
 from analyzer.states.buffers.parameter_order import sum_of_parameters
 from analyzer.units import BLOCK, DTYPE_BYTES, dtype_bytes, round_up
 
@@ -51,11 +52,11 @@ def cast_bytes(job: TrainingJob, modules: Counted) -> int:
     if fp8 is None or fp8.stored_parameters:
         return 0
     axes = _axes(job, fp8.recipe)
-    if not fp8.keeps_transposes and transposes(job):
-        freed = sum(times * module.derived(_freed_transposes, fp8.recipe) for module, times in modules)
-        held = max((module.derived(_largest_transpose, fp8.recipe) for module, _ in modules), default=0)
-        return sum(times * module.derived(_copies, fp8.recipe, axes) for module, times in modules) - freed + held
-    return sum(times * module.derived(_copies, fp8.recipe, axes) for module, times in modules)
+    total = sum(times * module.derived(_copies, fp8.recipe, axes) for module, times in modules)
+    if fp8.keeps_transposes or not transposes(job):
+        return total
+    freed = sum(times * module.derived(_freed_transposes, fp8.recipe) for module, times in modules)
+    return total - freed + max((module.derived(_largest_transpose, fp8.recipe) for module, _ in modules), default=0)
 
 
 def output_layer_bytes(shapes: Shapes) -> int:

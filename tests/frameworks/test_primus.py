@@ -100,18 +100,22 @@ def test_keys_of_primus_that_change_memory_are_named(folder: Path) -> None:
     assert "use_turbo_attention" not in reasons
 
 
+IN_FP8 = ("pipeline_model_parallel_size=1", "fp8=hybrid", "fp8_recipe=tensorwise", "--info-gpu", "MI300X")
+
+
+def copies_of_weights(folder: Path, *words: str) -> int:
+    """Bytes of the copies in FP8, of a launch with a verdict."""
+    found = job(folder, "examples/pretrain.yaml", *IN_FP8, *words)
+    assert not found.withheld
+    listed = workspaces(found, stage_models(found)[0].trees)
+    return next(each.bytes for each in listed if each.name == "FP8 copies of weights")
+
+
 def test_transposed_weights_are_not_kept(folder: Path) -> None:
     """One copy of a weight is transposed for a data gradient, and freed after it (`_Linear.backward` of ROCm/TransformerEngine)."""
     layer = 1024 * (3 * 1024 + 1024 + 2 * 4096 + 4096)
-    given = ("pipeline_model_parallel_size=1", "fp8=hybrid", "fp8_recipe=tensorwise", "--info-gpu", "MI300X")
-
-    def copies(flag: str) -> int:
-        found = job(folder, "examples/pretrain.yaml", f"no_fp8_weight_transpose_cache={flag}", *given)
-        assert not found.withheld
-        listed = workspaces(found, stage_models(found)[0].trees)
-        return next(each.bytes for each in listed if each.name == "FP8 copies of weights")
-
-    assert copies("false") - copies("true") == 24 * layer - 2 * 4096 * 1024
+    kept, freed = (copies_of_weights(folder, f"no_fp8_weight_transpose_cache={flag}") for flag in ("false", "true"))
+    assert kept - freed == 24 * layer - 2 * 4096 * 1024
 
 
 def test_copies_of_whole_weights_beside_sharded_ones_have_no_verdict(folder: Path) -> None:
@@ -155,16 +159,12 @@ def test_what_primus_refuses_of_its_kernels(folder: Path, words: str, fault: str
 def test_sequential_experts_keep_no_transposes(folder: Path) -> None:
     """They are linear layers of their own, and those of a grouped layer have no such option: 12 weights of 16 experts, less one."""
     experts = ("num_experts=16", "moe_ffn_hidden_size=1024", "moe_token_dispatcher_type=alltoall", "add_bias_linear=false")
-    given = ("pipeline_model_parallel_size=1", "fp8=hybrid", "fp8_recipe=tensorwise", "--info-gpu", "MI300X", *experts)
-
-    def copies(*words: str) -> int:
-        found = job(folder, "examples/pretrain.yaml", *given, *words)
-        listed = workspaces(found, stage_models(found)[0].trees)
-        return next(each.bytes for each in listed if each.name == "FP8 copies of weights")
-
-    freed = {grouped: copies(f"moe_grouped_gemm={grouped}", "no_fp8_weight_transpose_cache=true") for grouped in ("true", "false")}
+    freed = {
+        grouped: copies_of_weights(folder, *experts, f"moe_grouped_gemm={grouped}", "no_fp8_weight_transpose_cache=true")
+        for grouped in ("true", "false")
+    }
     layer, expert = 1024 * (3 * 1024 + 1024), 3 * 1024 * 1024
-    kept = copies("moe_grouped_gemm=false")
+    kept = copies_of_weights(folder, *experts, "moe_grouped_gemm=false")
     assert kept - freed["false"] == 24 * (layer + 16 * expert) - 3 * 1024 * 1024
     assert kept - freed["true"] >= 24 * layer - 3 * 1024 * 1024 > kept - freed["true"] - 2**20
 

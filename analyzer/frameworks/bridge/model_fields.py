@@ -14,6 +14,7 @@ from analyzer.frameworks.containers import Tree
 from analyzer.frameworks.options import is_true
 from analyzer.frameworks.yaml_files import keys_of
 from analyzer.launch.options.choose_release import LaterRelease
+from analyzer.specs.precision import ONE_SCALE
 from analyzer.specs.release_changes import core_behavior
 from analyzer.units import natural
 
@@ -76,7 +77,7 @@ def quantized_with_muon(model: Tree, ddp: Tree, optimizer: str) -> tuple[bool, l
         section |= dict.fromkeys((*given, "reuse_grad_buf_for_mxfp8_param_ag"), False)
     if not stored:
         return False, [f"ddp.fp8_param_gather with {optimizer}, without model.fp8_param"]
-    modelled = model.get("fp8_recipe") in ("tensorwise", "delayed")
+    modelled = model.get("fp8_recipe") in ONE_SCALE
     return modelled, ([] if modelled else [f"model.fp8_param with {optimizer}"])
 
 

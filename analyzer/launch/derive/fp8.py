@@ -15,6 +15,7 @@ from analyzer.launch.derive.model.attention_backend import attention_in_mxfp8
 from analyzer.launch.derive.model.hybrid import is_hybrid
 from analyzer.launch.derive.reading import integer, option, positive, since, switched_on, text
 from analyzer.specs import Fp8Recipe, Fp8Spec, HardwareSpec, ModelSpec, MoeSpec, OptimizerSpec, ParallelSpec, TrainingJob
+from analyzer.specs.precision import ONE_SCALE
 
 if TYPE_CHECKING:
     from analyzer.launch.arguments import Arguments
@@ -140,7 +141,7 @@ def _untrained_mtp(arguments: Arguments) -> Iterator[str]:
 
 
 def _assumptions(arguments: Arguments, *, recipe: Fp8Recipe, gpu: HardwareSpec, moe: MoeSpec | None) -> Iterator[str]:
-    if gpu.compute_capability is None and recipe in ("delayed", "tensorwise"):
+    if gpu.compute_capability is None and recipe in ONE_SCALE:
         yield "No GPU is given: FP8 tensors are assumed to need a transposed copy, as on Hopper."
     if arguments.get("recompute_granularity") == "full":
         when = "" if recipe == "blockwise" else " of the first iteration"

@@ -10,6 +10,7 @@ from typing import Final
 from analyzer.modules.kinds import ModuleKind, Parallel
 from analyzer.modules.moe.experts import GROUPED_LINEAR
 from analyzer.modules.tree import Module, Parameter
+from analyzer.specs.precision import ONE_SCALE
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.elementwise import norm
 from analyzer.time.work.kernels import Gemm, Kernel, MemoryBound, Precision, Work
@@ -20,8 +21,6 @@ CAST_BYTES: Final = {"delayed": 4.0, "tensorwise": 6.0, "blockwise": 5.0, "mxfp8
 
 `tensorwise` and `nvfp4` read it twice, because the scale of the tensor is computed first; `mxfp8` has a scale for 32 elements.
 """
-WEIGHT_GRADIENT: Final = "weight gradient"
-"""Name of the addition of a weight gradient to the gradient buffer."""
 SCATTERED_PARTS: Final = 4
 """Parts of a GEMM whose output is reduce-scattered meanwhile (`num_splits` of the method "pipeline")."""
 
@@ -59,8 +58,7 @@ def linear(module: Module, context: WorkContext) -> Work:
     work = gemms(context, rows=rows, n=n, k=k, precision=context.quantized if weight.quantized else context.precision)
     if context.chunks > 1 and module.overlaps_collectives:
         work = _in_chunks(work, context.chunks, summed=parallel is Parallel.ROW)
-    if weight.quantized and context.frees_transposes:
-        work = joined(Work((), (MemoryBound("transposed weight", 2.0 * n * k, "cast"),)), work)
+    work = joined(Work((), _transposes(module, context)), work)
     if vectors:
         work = joined(norm(shapes.s_split * shapes.b * k, recomputed=False, vectors=vectors), work)
         work = _fused_quantization(work, context, rows * k) if weight.quantized else work
@@ -100,8 +98,8 @@ def _in_chunks(work: Work, chunks: int, *, summed: bool) -> Work:
     )
 
 
-def gemms(context: WorkContext, *, rows: int, n: int, k: int, precision: Precision) -> Work:
-    """[rows, k] → [rows, n] by a weight [n, k]."""
+def gemms(context: WorkContext, *, rows: int, n: int, k: int, precision: Precision, adds: bool = True) -> Work:
+    """[rows, k] → [rows, n] by a weight [n, k]. `adds`: its gradient is added to the gradient buffer by itself."""
     out = context.element_bytes
     return Work(
         forward=(
@@ -112,7 +110,7 @@ def gemms(context: WorkContext, *, rows: int, n: int, k: int, precision: Precisi
             *_casts(context, rows * n, precision),
             Gemm("data gradient", rows, k, n, precision, output_bytes=out),
             Gemm("weight gradient", n, k, rows, precision, output_bytes=context.accumulated_bytes, depth_is_tokens=True),
-            *_additions(context, n * k),
+            *(_additions(context, n * k) if adds else ()),
         ),
     )
 
@@ -122,7 +120,20 @@ def _additions(context: WorkContext, elements: int, *, tensors: int = 1) -> tupl
     if context.inputs.gradient_accumulation_fusion:
         return ()
     moved = (context.element_bytes + 2 * DTYPE_BYTES[context.gradients]) * elements * tensors
-    return (MemoryBound(WEIGHT_GRADIENT, moved, launches=tensors),)
+    return (MemoryBound("weight gradient", moved, launches=tensors),)
+
+
+def _transposes(module: Module, context: WorkContext) -> tuple[MemoryBound, ...]:
+    """A data gradient transposes each weight in FP8 of which no transpose is kept. Grouped linear layers keep them."""
+    weight = weight_of(module)
+    if not weight.quantized or not context.frees_transposes or module.source == GROUPED_LINEAR:
+        return ()
+    return (MemoryBound("transposed weight", 2.0 * weight.numel, "cast", launches=local_experts(weight)),)
+
+
+def local_experts(weight: Parameter) -> int:
+    """The matrices of a weight: one, or one for each local expert."""
+    return weight.pieces if len(weight.shape) == 2 else weight.shape[0]
 
 
 def grouped_linear(module: Module, context: WorkContext, *, rows: int) -> Work:
@@ -132,7 +143,7 @@ def grouped_linear(module: Module, context: WorkContext, *, rows: int) -> Work:
     """
     weight = weight_of(module)
     n, k = weight.shape[-2:]
-    experts = weight.pieces if len(weight.shape) == 2 else weight.shape[0]
+    experts = local_experts(weight)
     precision = context.quantized if weight.quantized else context.precision
     each = max(1, rows // experts)
     out = context.element_bytes
@@ -142,12 +153,10 @@ def grouped_linear(module: Module, context: WorkContext, *, rows: int) -> Work:
         found = Gemm(name, m, width, depth, precision, experts, grouped=True, output_bytes=moved, depth_is_tokens=of_weight)
         return found._replace(launches=experts)
 
-    transposed = weight.quantized and context.frees_transposes and module.source != GROUPED_LINEAR
-    transposes = (MemoryBound("transposed weight", 2.0 * n * k * experts, "cast", launches=experts),) if transposed else ()
     return Work(
         forward=(*_casts(context, rows * k, precision, tensors=experts), gemm("forward", each, n, k)),
         backward=(
-            *transposes,
+            *_transposes(module, context),
             *_casts(context, rows * n, precision, tensors=experts),
             gemm("data gradient", each, k, n),
             gemm("weight gradient", n, k, each, of_weight=True),
@@ -211,5 +220,5 @@ def cast_bytes(context: WorkContext) -> float:
     fp8 = context.inputs.fp8
     if fp8 is None:
         return 0.0
-    one_layout = context.any_layout and fp8.recipe in ("delayed", "tensorwise")
+    one_layout = context.any_layout and fp8.recipe in ONE_SCALE
     return CAST_BYTES[fp8.recipe] - (1.0 if one_layout else 0.0)

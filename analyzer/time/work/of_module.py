@@ -14,10 +14,10 @@ from analyzer.time.work import elementwise, experts
 from analyzer.time.work.attention import attention_kernel
 from analyzer.time.work.context import WorkContext
 from analyzer.time.work.kernels import NO_WORK, Gemm, MemoryBound, Work
-from analyzer.time.work.linear import WEIGHT_GRADIENT, gemms, grouped_linear, joined, linear, own_weight, weight_of
+from analyzer.time.work.linear import gemms, grouped_linear, joined, linear, own_weight, weight_of
 
 _OF_INPUTS: Final = frozenset({"data gradient", "sum of input gradients"})
-_OF_WEIGHTS: Final = frozenset({WEIGHT_GRADIENT, "bias gradient", "embedding gradient", "sum of embedding gradients"})
+_OF_WEIGHTS: Final = frozenset({"weight gradient", "bias gradient", "embedding gradient", "sum of embedding gradients"})
 """Names of kernels that compute gradients of weights only."""
 
 
@@ -83,17 +83,17 @@ def _output_layer(module: Module, context: WorkContext) -> Work:
     shapes, model = context.shapes, context.inputs.model
     columns = model.padded_vocab_size // shapes.t
     precision = context.quantized if shapes.quantizes_output_layer else context.precision
-    work = gemms(context, rows=shapes.s * shapes.b, n=columns, k=model.hidden_size, precision=precision)
+    own = own_weight(module) is not None
+    work = gemms(context, rows=shapes.s * shapes.b, n=columns, k=model.hidden_size, precision=precision, adds=own)
     if any(each.name == "bias" for each in module.parameters):  # it is added in a new tensor
         logits = 2.0 * shapes.s * shapes.b * columns
         biased = Work((MemoryBound("bias", 2 * logits),), (MemoryBound("bias gradient", logits, launches=2),))
         work = joined(work, biased)
-    if own_weight(module) is not None:
+    if own:
         return work
     fused = context.inputs.gradient_accumulation_fusion
     added = MemoryBound("sum of embedding gradients", (8.0 if fused else 6.0) * columns * model.hidden_size)
-    own = tuple(each for each in work.backward if not (isinstance(each, MemoryBound) and each.name == WEIGHT_GRADIENT))
-    return work._replace(backward=(*own, added))
+    return work._replace(backward=(*work.backward, added))
 
 
 def _head_projection(module: Module, context: WorkContext) -> Work:
