@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from analyzer.signals import interrupt_blocking_calls
+
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -30,6 +32,7 @@ def remove_when_parent_ends(folder: Path, parent: int) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGTERM, end)
+    interrupt_blocking_calls()
     _signal_when_parent_ends(parent, signal.SIGTERM)
 
 

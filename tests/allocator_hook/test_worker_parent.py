@@ -23,6 +23,12 @@ WORKER = """
         print(worker, os.getpid(), flush=True)
     time.sleep(60)
 """
+MISSED = """
+    import signal, threading, time
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+"""
+"""The kernel gives SIGTERM to the other thread: as if it came just before the call in which the main thread waits."""
 CALLER = """
     import os, subprocess, sys
     subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid()), sys.argv[2]], start_new_session=True).wait()
@@ -40,10 +46,22 @@ def running(pid: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the end of the parent")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL])
 def test_workers_and_their_folder_disappear_with_the_caller(tmp_path: Path, number: signal.Signals) -> None:
+    end_of_workers(tmp_path, textwrap.dedent(WORKER), number)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the end of the parent")
+def test_a_signal_that_does_not_interrupt_a_waiting_worker_ends_it(tmp_path: Path) -> None:
+    start, _, wait = textwrap.dedent(WORKER).rpartition("time.sleep(60)")
+    end_of_workers(tmp_path, start + textwrap.dedent(MISSED) + "time.sleep(60)" + wait, signal.SIGKILL)
+
+
+def end_of_workers(tmp_path: Path, worker: str, number: signal.Signals) -> None:
+    """Ends the caller of two workers by a signal, and asserts that they and their folder disappear."""
     folder = tmp_path / "unfinished"
     folder.mkdir()
     (folder / "half.trace").write_bytes(b"half")
-    command = [sys.executable, "-c", textwrap.dedent(CALLER), textwrap.dedent(WORKER), str(folder)]
+    command = [sys.executable, "-c", textwrap.dedent(CALLER), worker, str(folder)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None
         workers = [int(pid) for pid in caller.stdout.readline().split()]

@@ -18,6 +18,7 @@ from analyzer.script.isolation import system_calls as call
 from analyzer.script.isolation.landlock import restrict_writing
 from analyzer.script.isolation.mounts import FileSystem, read_mounts
 from analyzer.script.isolation.users import map_users
+from analyzer.signals import interrupt_blocking_calls
 
 HIGHEST_HANDLE = 65536
 """Open files above this number are left to the script, as a shell would."""
@@ -135,6 +136,7 @@ def _under_supervision(job: Job, messages: int) -> int:
     call.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: _end_run())
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    interrupt_blocking_calls()
     call.end_with_parent(signal.SIGTERM)
     _send(messages, "started")
     return _run(job, messages)
