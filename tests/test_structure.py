@@ -25,7 +25,7 @@ MAX_FUNCTION = 60
 """Maximum number of lines of a function."""
 
 LAYERS = (
-    {"units", "errors", "version"},
+    {"units", "errors", "version", "signals"},
     {"files"},
     {"specs", "script"},
     {"launch", "layout", "hardware"},
@@ -47,7 +47,20 @@ LAYERS = (
 """Packages and modules of analyzer/, lowest layer first. A package may import from itself and from lower layers."""
 LAUNCH_IMPORTS = {"units", "errors", "files", "specs", "launch"}
 """Packages that `analyzer.launch` may import: it converts options to specs."""
-RECORDER_IMPORTS = {"units", "errors", "files", "specs", "layout", "trace", "modules", "memory", "program", "passes", "time"}
+RECORDER_IMPORTS = {
+    "units",
+    "errors",
+    "signals",
+    "files",
+    "specs",
+    "layout",
+    "trace",
+    "modules",
+    "memory",
+    "program",
+    "passes",
+    "time",
+}
 """Packages of the analyzer that `allocator_hook` may import."""
 
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
