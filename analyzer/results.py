@@ -159,6 +159,8 @@ class Verdict:
     margin_bytes: int | None = None
     """Headroom below which the launch is tight; 0 if no margin is required, None if no capacity is known."""
     note: str = ""
+    phase: str = ""
+    """The phase of reinforcement learning or distillation that needs the most, of which the figures are; empty without phases."""
     images_bytes: int = 0
     """The most memory that images need on the highest-memory rank, which the headroom is without; 0 if none are counted."""
     withheld: str = ""
@@ -173,6 +175,8 @@ class PhaseMemory:
     """update, or the name of a phase in `analyzer.specs.fine_tuning`."""
     rank: int
     device_bytes: int
+    device_range_bytes: tuple[int, int]
+    """The least and the most that a rank may need, over all ranks."""
     states_bytes: int
     """Of it: model states of the training that stay on the GPU, workspaces, and weights of other models."""
     forward_bytes: int

@@ -1,6 +1,6 @@
 """Compares the launches of public examples of frameworks with what their files say.
 
-    python tools/score_frameworks.py EXAMPLES.json CHECKOUTS [--only TEXT] [--show] [--json FILE]
+    python tools/score_frameworks.py EXAMPLES.json CHECKOUTS [--only TEXT] [--show] [--json FILE] [--gpu NAME]
 
 EXAMPLES.json lists the paths of examples by framework. CHECKOUTS is a folder with the checkouts ms-swift, verl, RL, Primus, ROLL
 and slime. Each example is read by the program, and by `framework_values.py` and `framework_scripts.py`, which share nothing with
@@ -9,7 +9,7 @@ layers, hidden size and experts of the model, and which and how many parameters 
 
 An example is of a known model if the program has its published configuration, or if the example has all sizes, and no layers that
 the framework adds to those of Megatron-LM. A refusal is right if the values of the file show that Megatron-LM refuses the launch
-too.
+too. With `--gpu` a second table has the verdicts on this GPU by framework and objective.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from analyzer.api import Launch, _read_training  # noqa: E402
+from analyzer.api import Launch, _read_training, report_of  # noqa: E402
 from analyzer.errors import AnalyzerError  # noqa: E402
 from analyzer.modules.tree import parameters  # noqa: E402
 from analyzer.passes.stages import full_model  # noqa: E402
@@ -66,6 +66,9 @@ class Score:
     refusal: str = ""
     rightly: str = ""
     """Why Megatron-LM refuses the launch too."""
+    objective: str = ""
+    verdict: str = ""
+    """Its state, or "no verdict"; empty without a GPU."""
 
     @property
     def right(self) -> bool:
@@ -113,7 +116,9 @@ def _quiet() -> Iterator[None]:
             os.close(kept)
 
 
-def score(framework: str, path: str, checkout: Path, values: Callable[[Path, Path], Values | None]) -> Score:
+def score(
+    framework: str, path: str, checkout: Path, values: Callable[[Path, Path], Values | None], *, gpu: str | None = None
+) -> Score:
     """Reads one example in both ways."""
     said = values(checkout / path, checkout)
     known = said is not None and not said.own_layers
@@ -122,8 +127,11 @@ def score(framework: str, path: str, checkout: Path, values: Callable[[Path, Pat
     try:
         with _quiet():
             environ = {**ENVIRON, "PATH": os.environ["PATH"]}
-            launch = _read_training([path], gpu=None, environ=environ, folder=checkout)
+            launch = _read_training([path], gpu=gpu, environ=environ, folder=checkout)
             check_job(launch.job)
+            if gpu is not None:
+                found.objective = launch.job.tuning.objective
+                found.verdict = report_of(launch).verdict.state or "no verdict"
     except AnalyzerError as error:
         found.refusal = str(error)
         found.rightly = (said.refused or "") if said is not None else "trains without Megatron-LM"
@@ -159,6 +167,14 @@ def _table(scores: list[Score]) -> Iterator[str]:
         yield f"{name:<12}{len(listed):>8}{len(known):>8}{len(answered):>10}{right:>8}{refused:>17}{share:>8}"
 
 
+def _verdicts(scores: list[Score]) -> Iterator[str]:
+    states = ("fits", "tight", "does not fit", "no verdict")
+    yield f"{'framework':<12}{'objective':<16}" + "".join(f"{each:>14}" for each in states)
+    for group in dict.fromkeys((each.framework, each.objective) for each in scores if each.verdict):
+        listed = [each.verdict for each in scores if (each.framework, each.objective) == group]
+        yield f"{group[0]:<12}{group[1]:<16}" + "".join(f"{listed.count(each):>14}" for each in states)
+
+
 def _details(scores: list[Score]) -> Iterator[str]:
     for each in scores:
         if each.answered and each.right:
@@ -176,6 +192,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="part of the framework or of the path")
     parser.add_argument("--show", action="store_true", help="print what is refused or wrong")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--gpu", help="also print the verdicts on this GPU")
     options = parser.parse_args()
     sets: list[dict[str, Any]] = json.loads(options.examples.read_text(encoding="utf-8"))
     scores = []
@@ -186,8 +203,8 @@ def main() -> int:
         folder, values = _SETS[name]
         for path in each["paths"]:
             if options.only in name or options.only in path:
-                scores.append(score(name, path.removeprefix(f"{folder}/"), options.checkouts / folder, values))
-    print("\n".join([*_table(scores), *(_details(scores) if options.show else ())]))
+                scores.append(score(name, path.removeprefix(f"{folder}/"), options.checkouts / folder, values, gpu=options.gpu))
+    print("\n".join([*_table(scores), *(_verdicts(scores) if options.gpu else ()), *(_details(scores) if options.show else ())]))
     if options.json:
         options.json.write_text(json.dumps([asdict(each) for each in scores], indent=1), encoding="utf-8")
     return int(any(each.wrong for each in scores))

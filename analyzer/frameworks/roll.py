@@ -22,7 +22,7 @@ from analyzer.frameworks.yaml_files import Files, Tree, get, merge, normal, of_f
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import LayoutSettings, MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
-from analyzer.specs.fine_tuning import ALL_STATES, Adapter, Engine, FineTuning, ForwardPass, Objective, Phase
+from analyzer.specs.fine_tuning import ALL_STATES, Adapter, Engine, FineTuning, ForwardPass, Objective, Phase, engine_name
 from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import natural, share_of
 
@@ -321,7 +321,8 @@ def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
             config = table(other, "strategy_args.strategy_config")
             share = share_of(str(config.get("gpu_memory_utilization", config.get("mem_fraction_static", ""))))
             tensor = natural(str(config.get("tensor_parallel_size", other.get("num_gpus_per_worker")))) or 1
-            engine = Engine(gpu_share=share, tensor=tensor) if share is not None else None
+            name_of = engine_name(str(get(other, "strategy_args.strategy_name")))
+            engine = Engine(name=name_of, gpu_share=share, tensor=tensor) if share is not None else None
             yield Phase(name="rollout", on_same_gpus=same, on_host=ALL_STATES, work=engine)
             yield Phase(name="refit", on_same_gpus=same, on_host=ALL_STATES - {"parameters"}, work=engine)
         elif name == "teacher":

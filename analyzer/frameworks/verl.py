@@ -25,7 +25,7 @@ from analyzer.frameworks.verl_settings import settings
 from analyzer.launch.launchers.world import World
 from analyzer.launch.megatron_words import LayoutSettings, MegatronWords
 from analyzer.launch.options.catalogue import load_catalogue
-from analyzer.specs.fine_tuning import Adapter, Engine, FineTuning, ForwardPass, OtherTraining, Phase, StatePart
+from analyzer.specs.fine_tuning import Adapter, Engine, FineTuning, ForwardPass, OtherTraining, Phase, StatePart, engine_name
 from analyzer.specs.vision_part import VisionTraining
 from analyzer.units import MIB, natural, share_of
 
@@ -279,6 +279,7 @@ def _phases(settings: Mapping[str, str], names: _Names, *, adapters: bool) -> It
         work=ForwardPass(tokens=_tokens(settings, "rollout"), logit_bytes=bytes_each),
     )
     engine = Engine(
+        name=engine_name(settings.get("actor_rollout_ref.rollout.name")),
         gpu_share=_share(settings, "actor_rollout_ref.rollout.gpu_memory_utilization", 0.5),
         tensor=_count(settings, "actor_rollout_ref.rollout.tensor_model_parallel_size", 2),
         stays=not on("actor_rollout_ref.rollout.free_cache_engine", "True"),

@@ -213,7 +213,8 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
     adapters, reason = adapter_spec(tuning.adapter, job)
     frozen, counted = freeze_spec(tuning, job)
     reasons = [each for each in (reason, counted, outputs, loss, log_probabilities, not_known) if each]
-    withheld = dict.fromkeys([*job.withheld, *reasons, *tuning.not_counted(pipeline=job.parallel.pipeline)])
+    withheld = dict.fromkeys([*job.withheld, *reasons, *tuning.not_counted()])
+    not_counted = dict.fromkeys([*job.not_counted, *tuning.needs_more(pipeline=job.parallel.pipeline)])
     if adapters is not None:
         launch.assume(
             f"{_METHODS[adapters.method]} adapters of rank {adapters.rank} beside {', '.join(adapters.targets)} are counted as "
@@ -237,7 +238,7 @@ def _with_adapters(launch: LaunchInput, job: TrainingJob) -> TrainingJob:
         launch.assume(note_on(job.model.distillation))
     length = _sample_length(launch, job)
     model = replace(job.model, adapters=adapters, frozen_parameters=frozen, sample_length=length)
-    return replace(job, model=model, tuning=tuning, withheld=tuple(withheld))
+    return replace(job, model=model, tuning=tuning, withheld=tuple(withheld), not_counted=tuple(not_counted))
 
 
 def _with_model(phase: Phase, *, job: TrainingJob, launch: LaunchInput) -> Phase | None:

@@ -44,6 +44,12 @@ def outside_allocator_bytes(job: TrainingJob, *, training: bool = True) -> int:
     return CONTEXT + communicator_bytes(job, training=training).bytes + _library_buffers(job)
 
 
+def outside_allocator_range(job: TrainingJob) -> tuple[int, int]:
+    """The same with the smallest and the largest context and communicators, in training."""
+    buffers, libraries = communicator_bytes(job), _library_buffers(job)
+    return CONTEXTS[0] + buffers.least + libraries, CONTEXTS[1] + buffers.most + libraries
+
+
 def outside_allocator_note(job: TrainingJob, *, training: bool = True) -> str:
     """What `outside_allocator_bytes` assumes for every launch, in words."""
     found = communicators(job, training=training)
@@ -88,6 +94,5 @@ def device_range(
     """
     rare = has_rare_features(job) and not recorded
     lowest, highest = reserved_range(peak=peak, reserved=reserved, replayed=replayed, rare=rare)
-    buffers, outside = communicator_bytes(job), _library_buffers(job)
-    least, most = CONTEXTS[0] + buffers.least + outside, CONTEXTS[1] + buffers.most + outside
+    least, most = outside_allocator_range(job)
     return lowest - garbage + least, highest + most

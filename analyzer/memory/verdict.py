@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from analyzer.results import RankClass, Verdict
+from analyzer.results import PhaseMemory, RankClass, Verdict
 from analyzer.specs import HardwareSpec
 
 
@@ -90,6 +90,12 @@ def _with_images(rank: RankClass, images_bytes: int) -> RankClass:
 def estimated_range(ranks: Sequence[RankClass]) -> tuple[int, int]:
     """The lowest and the highest device memory that the highest-memory rank may need, in bytes."""
     least, most = (max(rank.memory.device_range_bytes[end] for rank in ranks) for end in (0, 1))
+    return least, most
+
+
+def phases_range(phases: Sequence[PhaseMemory]) -> tuple[int, int]:
+    """The same of the highest phase."""
+    least, most = (max(each.device_range_bytes[end] for each in phases) for end in (0, 1))
     return least, most
 
 

@@ -83,12 +83,21 @@ class ForwardPass:
     """Bytes at the peak for each logit of a rank: the logits in each dtype, and copies of them."""
 
 
+EngineName = Literal["vllm", "sglang"]
+
+
+def engine_name(word: str | None) -> EngineName:
+    """The engine that a launch names; vLLM, which frameworks take by default, if it names none."""
+    return "sglang" if (word or "").lower().startswith("sglang") else "vllm"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """The inference engine of a rollout on the GPUs of the training."""
 
+    name: EngineName = "vllm"
     gpu_share: float
-    """The part of the memory of a GPU that it takes while it generates."""
+    """The part of the memory of a GPU that it takes while it generates; of SGLang that of its weights and its cache."""
     tensor: int
     """Tensor-parallel size, with which its weights are split."""
     stays: bool = False
@@ -187,6 +196,14 @@ class FineTuning:
     """Whether each sample is counted with the longest length, and shorter ones need less memory: no packing, no padding to it."""
 
     @property
+    def most_tokens_counted(self) -> bool:
+        """Whether microbatches are counted with the most tokens they can have, and may have fewer throughout the training.
+
+        In reinforcement learning these are the tokens of responses, which the launch does not tell.
+        """
+        return self.longest_counted or self.objective == "reinforcement"
+
+    @property
     def beside(self) -> tuple[Phase, ...]:
         """The phases with another model whose weights are on the GPU beside the trained one during the update."""
         return tuple(each for each in self.phases if each.on_same_gpus and each.weights == "own")
@@ -201,31 +218,44 @@ class FineTuning:
                 listed.append((each, training, training.job))
         return tuple(listed)
 
-    def not_counted(self, *, pipeline: int) -> Iterator[str]:
-        """Why there is no verdict: fragments of a sentence, one for each part that is not modelled beside adapters.
-
-        `pipeline`: stages of the pipeline, between which a reference model sends messages too.
-        """
+    def not_counted(self) -> Iterator[str]:
+        """Why there is no verdict: fragments of a sentence, one for each part that is not modelled beside adapters."""
         if self.frozen and self.freezing is None:
             parts = ", ".join(self.frozen)
             yield f"{parts} freeze{'s' if len(self.frozen) == 1 else ''} parameters, which are counted as trained ones"
-        method = f" ({self.method})" if self.method else ""
-        estimated = any(each.on_same_gpus and each.work is not None for each in self.phases)
-        missing = list(dict.fromkeys(_PHASES[each.name] for each in self.phases if each.on_same_gpus and not each.counted))
+        if self._has_own_loss:
+            if self._missing:
+                yield from self._only_these
+            else:
+                yield f"the loss of {self.method or self.objective} is counted as that of a language model"
+
+    def needs_more(self, *, pipeline: int) -> Iterator[str]:
+        """The same for parts that only add memory. `pipeline`: stages, between which a reference model sends messages too."""
+        if not self._has_own_loss:
+            yield from self._only_these
+        if self.objective == "preference" and self.beside and not self._missing and pipeline > 1:
+            yield f"the messages of the reference model between pipeline stages are not counted{self._of_method}"
+
+    @property
+    def _of_method(self) -> str:
+        return f" ({self.method})" if self.method else ""
+
+    @property
+    def _missing(self) -> list[str]:
+        """The phases on the GPUs of the update whose memory is not counted."""
+        passes = self.objective == "reinforcement"
+        missing = [each for each in self.phases if each.on_same_gpus and not (each.work if passes else each.counted)]
+        return list(dict.fromkeys(_PHASES[each.name] for each in missing))
+
+    @property
+    def _only_these(self) -> Iterator[str]:
+        """That some phases are not counted."""
+        missing = self._missing
         if missing:
+            estimated = any(each.on_same_gpus and each.work is not None for each in self.phases)
             listed = missing[0] if len(missing) == 1 else f"{', the '.join(missing[:-1])} and the {missing[-1]}"
             counted = "only the update and the phases below are" if estimated else "only the update is"
-            yield f"{counted} counted{method}, not the {listed}"
-        elif self.objective == "preference" and self.beside:
-            if pipeline > 1:
-                yield f"the messages of the reference model between pipeline stages are not counted{method}"
-        elif self._has_own_loss:
-            yield f"the loss of {self.method or self.objective} is counted as that of a language model"
-        several = any(each.name == "rollout" and each.on_same_gpus for each in self.phases) or self.objective == "reinforcement"
-        if self.distillation is not None and self.distillation.framework != "ms-swift":
-            several = True
-        if several and estimated and not missing:
-            yield f"the phases beside the update{method} are estimates, listed below"
+            yield f"{counted} counted{self._of_method}, not the {listed}"
 
     @property
     def _has_own_loss(self) -> bool:

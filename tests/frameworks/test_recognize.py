@@ -259,7 +259,7 @@ def test_a_generative_reranker_gathers_the_logits_and_has_a_gradient_of_all_for_
 def test_messages_of_a_reference_model_get_no_verdict(tmp_path: Path) -> None:
     words = "megatron rlhf --rlhf_type dpo --model Qwen/Qwen3-8B --pipeline_model_parallel_size 2 --max_length 2048"
     found = job(tmp_path, *words.split(), "--info-world-size", "8")
-    assert found.withheld == ("the messages of the reference model between pipeline stages are not counted (DPO)",)
+    assert found.not_counted == ("the messages of the reference model between pipeline stages are not counted (DPO)",)
 
 
 @pytest.mark.parametrize(("packing", "state"), [("true", "does not fit"), ("false", None)])

@@ -120,7 +120,7 @@ def test_bridge_shares_adapters_beside_modules_of_megatron_among_tensor_parallel
     assert shapes["blocks.0.attn.qkv.lora_B.weight"] == (1536, 8)
     assert shapes["merger.linear_fc2.lora_A.weight"] == (8, 2048)
     assert shapes["merger.linear_fc2.lora_B.weight"] == (1280, 8)
-    assert len(found.not_counted) == 1  # the images, in another phase
+    assert len(found.not_counted) == 2  # the images, in another phase, and phases whose sizes the file does not have
 
 
 def test_names_in_bridge_are_those_of_megatron(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_names_in_bridge_are_those_of_megatron(tmp_path: Path) -> None:
 
 def test_bridge_has_no_adapters_beside_modules_of_transformers_of_other_names(tmp_path: Path) -> None:
     found = nemo(tmp_path, "Qwen/Qwen2.5-VL-3B-Instruct", "peft: {enabled: true, dim: 8}")
-    assert (count(found), len(found.not_counted)) == (0, 1)
+    assert (count(found), len(found.not_counted)) == (0, 2)
 
 
 def test_adapters_that_are_not_counted_are_named(tmp_path: Path) -> None:

@@ -37,12 +37,13 @@ def log_probability_loss(job: TrainingJob, output: torch.Tensor) -> tuple[Any, d
 def _loss(logits: torch.Tensor, samples: int, length: int) -> torch.Tensor:
     """`NLLLossFn.__call__`."""
     tokens = torch.zeros((samples, length), dtype=torch.int64, device="cuda")
-    log_probabilities = _log_probabilities(logits, tokens)
+    found = log_probabilities(logits, tokens)
     mask = torch.ones(tokens.shape, dtype=torch.int64, device="cuda")[:, 1:] * torch.ones(len(tokens), device="cuda").unsqueeze(-1)
-    return -(torch.sum(log_probabilities * mask) / (mask.numel() + 1e-8))
+    return -(torch.sum(found * mask) / (mask.numel() + 1e-8))
 
 
-def _log_probabilities(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The log-probability of each token that follows another one."""
     logits = logits.to(torch.float32)
     start = tensor_rank() * logits.shape[-1]
     target = tokens.roll(shifts=-1, dims=-1)

@@ -1,7 +1,9 @@
 """Memory of a pass without gradients, with the layout of a training.
 
-While a module runs, its inputs, its outputs and its temporary tensors are allocated, with the input of the layer and the residual
-stream. Nothing is kept for a backward. The last stage then computes the logits, of which the log-probabilities are made.
+While a module runs, its inputs, its outputs and its temporary tensors are allocated, with the input of the layer, the residual
+stream, and the input of the stage: `GPTModel.forward` references the embeddings, and `TransformerBlock` what it received.
+Nothing is kept for a backward. The last stage then computes the logits, of which the log-probabilities are made.
+`tests/inference/phases/test_passes_against_shadow.py` compares the peak with a run of megatron-core.
 """
 
 from __future__ import annotations
@@ -22,14 +24,19 @@ _AFTER_LAYERS = frozenset({ModuleKind.OUTPUT_LAYER, ModuleKind.LOSS, ModuleKind.
 
 def forward_bytes(job: TrainingJob, work: ForwardPass) -> tuple[int, ...]:
     """Bytes of the temporary tensors at the peak of a pass, for each pipeline stage."""
+    alone = job_of_pass(job, work)
+    rows = alone.batch.seq_length // job.parallel.context
+    return tuple(_stage_bytes(alone, stage, rows=rows, logit_bytes=work.logit_bytes) for stage in stage_models(alone))
+
+
+def job_of_pass(job: TrainingJob, work: ForwardPass) -> TrainingJob:
+    """A training with the layout of `job` whose micro-batch is that of the pass."""
     parallel = job.parallel
     tokens = round_up(work.tokens, 2 * parallel.context * parallel.tensor)
     batch = BatchSpec(micro_batch_size=1, global_batch_size=parallel.data, seq_length=tokens, microbatches=1, first_microbatches=1)
-    alone = replace(
+    return replace(
         job, batch=batch, recompute=RecomputeSpec(), graphs=None, activation_offload=None, tuning=ALL_PARAMETERS, fsdp=None
     )
-    rows = tokens // parallel.context
-    return tuple(_stage_bytes(alone, stage, rows=rows, logit_bytes=work.logit_bytes) for stage in stage_models(alone))
 
 
 def _stage_bytes(job: TrainingJob, stage: StageModel, *, rows: int, logit_bytes: int) -> int:
@@ -37,10 +44,12 @@ def _stage_bytes(job: TrainingJob, stage: StageModel, *, rows: int, logit_bytes:
     model, parallel = job.model, job.parallel
     kept = rows // parallel.tensor if parallel.sequence_parallel else rows
     hidden = round_up(dtype_bytes(job.precision.parameters, kept * model.hidden_size), BLOCK)
-    layers = 2 * hidden + max((tree.derived(_largest_part) for tree in stage.trees), default=0)
+    kept = sum(tree.lingering_bytes for tree in stage.trees)
+    layers = 3 * hidden + max((tree.derived(_largest_part) for tree in stage.trees), default=0)
     last = any(chunk.post_process for chunk in stage.chunks)
     logits = rows * (model.padded_vocab_size // parallel.tensor) * logit_bytes if last else 0
-    return max(layers, hidden + logits)
+    received = hidden if stage.pipeline_rank else 0
+    return kept + max(layers, received + logits)
 
 
 def _largest_part(module: Module) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from analyzer.inference.phases.forward import forward_bytes
+from analyzer.inference.phases.ranges import of_highest_rank, outside_range, pass_range
 from analyzer.memory.device_overhead import outside_allocator_bytes
 from analyzer.memory.ranks import rank_classes
 from analyzer.results import PhaseMemory, RankClass, Report
@@ -13,11 +14,14 @@ from analyzer.specs.fine_tuning import ForwardPass, Phase
 VALUES, UPDATE = "critic values", "critic update"
 
 
-def critic_phases(report: Report, phase: Phase, beside: Sequence[tuple[RankClass, tuple[int, int]]]) -> Iterator[PhaseMemory]:
+def critic_phases(
+    report: Report, phase: Phase, asleep: int, beside: Sequence[tuple[RankClass, tuple[int, int]]]
+) -> Iterator[PhaseMemory]:
     """Both phases, each on the rank that needs the most.
 
     `beside`: for each rank class of the actor, the bytes that its states and other models have on the GPU in these phases, and in
     host memory, with what of the critic is there outside its phases. Of another pipeline the highest combination is counted.
+    `asleep`: most bytes of an inference engine that sleeps.
     """
     training = phase.training
     assert training is not None, "the phase has another training"
@@ -46,6 +50,9 @@ def critic_phases(report: Report, phase: Phase, beside: Sequence[tuple[RankClass
                     name=VALUES,
                     rank=first,
                     device_bytes=outside_allocator_bytes(job) + states + in_pass + forward,
+                    device_range_bytes=pass_range(
+                        states + in_pass, forward, outside=outside_range(job, groups=True), engine=(0, asleep)
+                    ),
                     states_bytes=states + in_pass,
                     forward_bytes=forward,
                     engine_bytes=0,
@@ -57,6 +64,7 @@ def critic_phases(report: Report, phase: Phase, beside: Sequence[tuple[RankClass
                     name=UPDATE,
                     rank=first,
                     device_bytes=memory.device_bytes + staying,
+                    device_range_bytes=(memory.device_range_bytes[0] + staying, memory.device_range_bytes[1] + staying + asleep),
                     states_bytes=states + every,
                     forward_bytes=memory.peak_allocated_bytes - every - memory.runtime_bytes,
                     engine_bytes=0,
@@ -64,4 +72,4 @@ def critic_phases(report: Report, phase: Phase, beside: Sequence[tuple[RankClass
                 )
             )
     for listed in (values, updates):
-        yield max(listed, key=lambda each: (each.device_bytes, -each.rank))
+        yield of_highest_rank(listed)

@@ -279,7 +279,7 @@ def _phases_of_slime(launch: LaunchOptions, *, same: bool) -> Iterator[Phase]:
     share = share_of(launch.word("--sglang-mem-fraction-static") or "")
     tensor = launch.integer("--rollout-num-gpus-per-engine", 1)
     buffer = launch.integer("--update-weight-buffer-size", 512 * MIB)
-    engine = Engine(gpu_share=share, tensor=tensor, buffer_bytes=buffer) if share is not None else None
+    engine = Engine(name="sglang", gpu_share=share, tensor=tensor, buffer_bytes=buffer) if share is not None else None
     yield Phase(name="rollout", on_same_gpus=same, on_host=ALL_STATES, work=engine, groups_stay=False)
     yield Phase(name="refit", on_same_gpus=same, on_host=ALL_STATES - {"parameters"}, work=engine)
     if launch.has("--use-kl-loss") or _number(launch.word("--kl-coef"), 0.0) != 0:

@@ -11,7 +11,7 @@ from analyzer.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-HEADER = ("phase", "rank", "states", "activations", "engine", "on the device", "on the host")
+HEADER = ("phase", "rank", "states", "activations", "engine", "on the device", "at most", "on the host")
 
 
 def phases(report: Report) -> list[RenderableType]:
@@ -28,12 +28,13 @@ def phases(report: Report) -> list[RenderableType]:
     strong = (report.phases.index(peak),)
     return [
         *heading("Phases of an iteration (estimate)"),
-        table(HEADER, rows, align="lrrrrrr", strong=strong),
+        table(HEADER, rows, align="lrrrrrrr", strong=strong),
         "",
         paragraph(" ".join(texts)),
     ]
 
 
 def _row(phase: PhaseMemory) -> tuple[str, ...]:
-    sizes = (phase.states_bytes, phase.forward_bytes, phase.engine_bytes, phase.device_bytes, phase.host_bytes)
+    most = phase.device_range_bytes[1]
+    sizes = (phase.states_bytes, phase.forward_bytes, phase.engine_bytes, phase.device_bytes, most, phase.host_bytes)
     return (phase.name, str(phase.rank), *map(format_bytes, sizes))

@@ -47,6 +47,8 @@ def sections(result: SearchResult, report: Report, *, width: int) -> list[Render
     """The parts of the result, in order."""
     capacity = report.verdict.capacity_bytes or 0
     found = [*heading("Search"), paragraph(_launch(report)), paragraph(_extent(result))]
+    if report.phases:
+        found.append(paragraph("The memory of a layout is that of the update; other phases are counted for your launch only."))
     if not result.best:
         return [*found, paragraph("No layout fits." if result.complete else "No layout that fits was found.")]
     rows = [_row(_mark(place, each, result), each, capacity) for place, each in enumerate(result.best, 1)]

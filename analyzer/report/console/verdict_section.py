@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analyzer.memory.verdict import estimated_range, highest
+from analyzer.memory.verdict import estimated_range, highest, phases_range
 from analyzer.report.console.elements import BAD, GOOD, KEY, paragraph, table
 from analyzer.results import Report, Verdict
 from analyzer.units import format_bytes, format_seconds
@@ -40,6 +40,9 @@ def sentence(report: Report) -> tuple[str, str]:
         rank = f"rank {result.tightest_rank}"
         whole = format_bytes(result.capacity_bytes - result.headroom_bytes)
         needs = f"{rank} needs at most {whole}, of which images need up to {format_bytes(result.images_bytes)},"
+    if result.phase and result.capacity_bytes is not None and result.headroom_bytes is not None:
+        in_phase = "" if result.phase == "update" else f"in the {result.phase} phase, "
+        needs = f"{in_phase}rank {result.tightest_rank} needs {format_bytes(result.capacity_bytes - result.headroom_bytes)}"
     if result.withheld:
         return f"No verdict: {result.withheld}. {_counted(report)}, {rank} needs {size}.", BAD
     if result.fits is None or result.capacity_bytes is None or result.headroom_bytes is None:
@@ -49,7 +52,7 @@ def sentence(report: Report) -> tuple[str, str]:
     margin = result.margin_bytes or 0
     below = f"the margin of {format_bytes(margin)} ({share(margin, of=result.capacity_bytes)})"
     is_below = 0 <= result.headroom_bytes < margin
-    least, most = estimated_range(report.ranks)
+    least, most = phases_range(report.phases) if result.phase else estimated_range(report.ranks)
     if result.state == "tight" and most > result.capacity_bytes:
         ends = f"{format_bytes(least)} to {format_bytes(most)}"
         less = f" That is below {below}." if is_below else ""

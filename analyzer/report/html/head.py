@@ -197,10 +197,19 @@ def _gpu_cards(verdict: Verdict) -> list[Row]:
     return [*cards, ("Too much", format_bytes(-(verdict.headroom_bytes or 0)))]
 
 
+def _phase_cards(report: Report) -> list[Row]:
+    """The phase that needs the most, if that is not the update."""
+    highest_phase = max(report.phases, key=lambda each: each.device_bytes, default=None)
+    if highest_phase is None or highest_phase.name == "update":
+        return []
+    return [(f"Memory in the {highest_phase.name} phase", format_bytes(highest_phase.device_bytes))]
+
+
 def _cards(report: Report) -> tuple[Row, ...]:
     cards = [
         ("GPUs", f"{report.job.parallel.world_size:,}"),
         ("Memory of the highest-memory rank", format_bytes(highest(report.ranks).memory.device_bytes)),
+        *_phase_cards(report),
         *_gpu_cards(report.verdict),
     ]
     time = report.time
