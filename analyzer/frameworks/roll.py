@@ -39,6 +39,9 @@ _READ: Final = frozenset({
 })  # fmt: skip
 """Keys of strategy_config that are read here, or have no effect on memory."""
 _MODEL_PARALLEL: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_EXPERT_PARALLEL: Final = ("expert_model_parallel_size", "expert_tensor_parallel_size")
+_UNEVEN: Final = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout")
+"""Splits of the layers that are not read for another worker."""
 _FIXED: Final = ("--make-vocab-size-divisible-by", "1", "--no-create-attention-mask-in-dataloader")
 """The vocabulary is that of the checkpoint, and masks have one value for each token."""
 _TOPK: Final = 64
@@ -314,9 +317,7 @@ def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
             continue
         same = not of_training.isdisjoint(_devices(str(other.get("device_mapping", trained))))
         if name == "reference":
-            tokens = _infer_tokens(tree, other)
-            work = ForwardPass(tokens=tokens, logit_bytes=6) if tokens and _same_layout(other, worker) else None
-            yield Phase(name="reference", on_same_gpus=same, weights="host" if work else None, on_host=ALL_STATES, work=work)
+            yield _reference(tree, worker, other, on_same_gpus=same)
         elif name == "rollout":
             config = table(other, "strategy_args.strategy_config")
             share = share_of(str(config.get("gpu_memory_utilization", config.get("mem_fraction_static", ""))))
@@ -334,6 +335,26 @@ def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
             yield Phase(name="critic", on_same_gpus=same)
 
 
+def _reference(tree: Tree, worker: Tree, other: Tree, *, on_same_gpus: bool) -> Phase:
+    """A reference model of Megatron-LM: the trained model, with the layout of the training or one of its own on the same GPUs."""
+    tokens = _infer_tokens(tree, other)
+    devices = [_devices(str(each.get("device_mapping", worker.get("device_mapping")))) for each in (other, worker)]
+    same, config = _same_layout(other, worker), table(other, _CONFIG)
+    readable = same or (len(devices[0]) == len(devices[1]) and not any(config.get(key) for key in _UNEVEN))
+    if not (tokens and _is_megatron(other) and readable):
+        return Phase(name="reference", on_same_gpus=on_same_gpus, on_host=ALL_STATES)
+    name = get(other, "model_args.model_name_or_path") or tree.get("pretrain")
+    return Phase(
+        name="reference",
+        on_same_gpus=on_same_gpus,
+        weights="host",
+        model_name="" if same else str(name),
+        layout=() if same else tuple(_layout(config)),
+        on_host=ALL_STATES,
+        work=ForwardPass(tokens=tokens, logit_bytes=6),
+    )
+
+
 def _teacher(tree: Tree, worker: Tree, trained: str) -> Phase:
     """A teacher on the GPUs of the student. Unless states are offloaded, both stay there.
 
@@ -344,7 +365,7 @@ def _teacher(tree: Tree, worker: Tree, trained: str) -> Phase:
     config = table(worker, "strategy_args.strategy_config")
     name = get(worker, "model_args.model_name_or_path") or tree.get("teacher_pretrain")
     length, samples = (natural(str(each)) for each in (tree.get("sequence_length"), _count(worker, _SAMPLES, "teacher")))
-    megatron = str(get(worker, "strategy_args.strategy_name")).startswith("megatron")
+    megatron = _is_megatron(worker)
     as_many = len(_devices(str(worker.get("device_mapping", trained)))) == len(_devices(trained))
     if not (megatron and as_many and isinstance(name, str) and length and samples and _topk(tree)):
         return Phase(name="teacher", sent=_sent(tree))
@@ -372,10 +393,14 @@ def _topk(tree: Tree) -> int:
 def _layout(config: Tree) -> Iterator[str]:
     """The options of the layout of another worker."""
     yield from _FIXED[:2]
-    for key in (*_MODEL_PARALLEL, "expert_model_parallel_size", "expert_tensor_parallel_size"):
+    for key in (*_MODEL_PARALLEL, *_EXPERT_PARALLEL):
         size = natural(str(config.get(key)))
         if size:
             yield from (f"--{key.replace('_', '-')}", str(size))
+    for key in ("account_for_loss_in_pipeline_split", "account_for_embedding_in_pipeline_split"):
+        if is_true(config.get(key)):
+            yield f"--{key.replace('_', '-')}"
+    yield from _pipeline(config)
     if is_true(config.get("sequence_parallel")) and (natural(str(config.get("tensor_model_parallel_size"))) or 1) > 1:
         yield "--sequence-parallel"
 
@@ -389,12 +414,16 @@ def _infer_tokens(tree: Tree, worker: Tree) -> int | None:
     return (natural(str(worker.get("infer_batch_size"))) or 1) * length or None
 
 
+def _is_megatron(worker: Tree) -> bool:
+    return str(get(worker, "strategy_args.strategy_name")).startswith("megatron")
+
+
 def _same_layout(worker: Tree, trained: Tree) -> bool:
     """Whether another worker runs Megatron-LM with the layout of the training."""
-    if not str(get(worker, "strategy_args.strategy_name")).startswith("megatron"):
+    if not _is_megatron(worker):
         return False
     layouts = (table(each, "strategy_args.strategy_config") for each in (worker, trained))
-    sizes = [tuple(natural(str(config.get(name))) or 1 for name in _MODEL_PARALLEL) for config in layouts]
+    sizes = [tuple(natural(str(config.get(name))) or 1 for name in (*_MODEL_PARALLEL, *_EXPERT_PARALLEL)) for config in layouts]
     return sizes[0] == sizes[1]
 
 

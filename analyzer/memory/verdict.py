@@ -50,7 +50,7 @@ def verdict(
     headroom = None if capacity is None else capacity - tightest.memory.device_bytes
     return Verdict(
         fits=None if headroom is None else headroom >= 0,
-        state=None if capacity is None else _state(ranks, capacity, hardware),
+        state=None if capacity is None else state_of(tightest.memory.device_bytes, estimated_range(ranks), hardware),
         gpu=hardware.name,
         capacity_bytes=capacity,
         tightest_rank=tightest.ranks[0][0],
@@ -99,11 +99,12 @@ def phases_range(phases: Sequence[PhaseMemory]) -> tuple[int, int]:
     return least, most
 
 
-def _state(ranks: Sequence[RankClass], capacity: int, hardware: HardwareSpec) -> Literal["fits", "tight", "does not fit"]:
-    least, most = estimated_range(ranks)
-    if least > capacity:
+def state_of(device_bytes: int, ends: tuple[int, int], hardware: HardwareSpec) -> Literal["fits", "tight", "does not fit"]:
+    """The state of an estimate with the range `ends`, for a GPU whose capacity is known."""
+    least, most = ends
+    if least > (hardware.capacity_bytes or 0):
         return "does not fit"
-    return "tight" if is_tight(highest(ranks).memory.device_bytes, most, hardware) else "fits"
+    return "tight" if is_tight(device_bytes, most, hardware) else "fits"
 
 
 def is_tight(device_bytes: int, most_bytes: int, hardware: HardwareSpec) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from analyzer.api import read_launch, report_of
 from analyzer.errors import InputError, UnsupportedError
 from analyzer.specs.adapters import DEFAULT_TARGETS
 from tests.frameworks.files import batch, job, layout, write
@@ -80,6 +81,31 @@ def test_the_phases_beside_the_update_are_read(folder: Path) -> None:
     assert found.tuning.method == "REINFORCE"
     phases = {phase.name: phase.on_same_gpus for phase in found.tuning.phases}
     assert phases == {"log-probabilities": True, "reference": True, "rollout": True, "refit": True}
+
+
+@pytest.mark.parametrize(("sizes", "gpus"), [("tensor_model_parallel_size: 4", 4), ("expert_model_parallel_size: 1", 1)])
+def test_a_reference_model_may_have_a_layout_of_its_own(folder: Path, sizes: str, gpus: int) -> None:
+    """Its weights come from host memory: 7,615,616,512 of 16 bit. `infer_batch_size` is 1, and logits are in 16 bit and fp32."""
+    words = (f"+reference.strategy_args.strategy_config={{{sizes}}}", "+reference.infer_batch_size=1", "--info-gpu", "H100-80GB")
+    found = report_of(read_launch(["examples/rlvr/config.yaml", *words], environ={}, folder=folder))
+    reference = next(each for each in found.phases if each.name == "reference")
+    weights = reference.states_bytes - max(rank.memory.runtime_bytes for rank in found.ranks)
+    assert weights == pytest.approx(7_615_616_512 * 2 / gpus, rel=1e-3)
+    assert reference.forward_bytes == 6144 * (152064 // gpus) * 6
+    assert found.verdict.state is not None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "reference.strategy_args.strategy_name=hf_infer",
+        "reference.device_mapping=list(range(0,8))",
+        "+reference.strategy_args.strategy_config={pipeline_model_parallel_size: 2, num_layers_in_first_pipeline_stage: 12}",
+    ],
+)
+def test_other_reference_models_are_not_counted(folder: Path, words: str) -> None:
+    found = job(folder, "examples/rlvr/config.yaml", "+reference.infer_batch_size=1", words)
+    assert any("not the reference model" in each for each in found.not_counted)
 
 
 def test_the_script_names_folder_and_file(folder: Path) -> None:

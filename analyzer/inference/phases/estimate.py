@@ -23,7 +23,7 @@ from analyzer.inference.phases.ranges import (
 )
 from analyzer.memory.device_overhead import CONTEXT, outside_allocator_bytes
 from analyzer.memory.other_models import job_of_phase, other_weight_bytes, states_in_turns
-from analyzer.memory.verdict import highest, is_tight, phases_range
+from analyzer.memory.verdict import highest, phases_range, state_of
 from analyzer.results import PhaseMemory, RankClass, RankMemory, Report, Verdict
 from analyzer.specs import TrainingJob
 from analyzer.specs.fine_tuning import Engine, ForwardPass, Phase
@@ -59,13 +59,11 @@ def _verdict(report: Report, found: Sequence[PhaseMemory]) -> Verdict:
         return outcome
     if report.job.images is not None:
         return _withheld(outcome, "the phases below are counted without images")
-    least, most = phases_range(found)
-    tight = "tight" if is_tight(peak.device_bytes, most, hardware) else "fits"
     apart = dict.fromkeys(each.name for each in tuning.phases if not each.on_same_gpus and each.name != "refit")
     return replace(
         outcome,
         fits=headroom >= 0,
-        state="does not fit" if least > capacity else tight,
+        state=state_of(peak.device_bytes, phases_range(found), hardware),
         tightest_rank=peak.rank,
         headroom_bytes=headroom,
         phase=peak.name,
