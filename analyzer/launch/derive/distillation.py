@@ -80,7 +80,7 @@ def _not_modelled(tuning: FineTuning, job: TrainingJob) -> Iterator[str]:
     reasons = {
         "with a term of the labels": spec is not None and spec.reads_labels,
         f"in a {model.family.upper()} model": model.family != "gpt",
-        "in hybrid models": model.hybrid is not None,
+        "in hybrid models": model.hybrid is not None and spec is not None,
         "with MTP layers": model.mtp_num_layers > 0,
         "with frozen parameters": tuning.freezing is not None,
         "in fp32": job.precision.parameters == "fp32",

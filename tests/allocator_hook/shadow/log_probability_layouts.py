@@ -16,6 +16,17 @@ _EXPERTS: Final = (
     "--num-experts 8 --expert-model-parallel-size 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
     "--moe-ffn-hidden-size 512"
 )
+_HYBRID: Final = f"{_LLAMA.replace('--swiglu', '--squared-relu')} --num-layers 6 --hybrid-override-pattern"
+HYBRID_LOG_PROBABILITIES: Final = {
+    f"log-probabilities, hybrid, {name}": f"--bf16 --no-create-attention-mask-in-dataloader --vocab-size 40000 {words}"
+    for name, words in {
+        "mamba, ffn and attention": f"{_HYBRID} MM-M*- {_ONE}",
+        "two samples, tp2 sp": f"{_HYBRID} MM-M*- {_SP} --global-batch-size 8",
+        "cp2 pp2": f"{_HYBRID} MM-M*- --context-parallel-size 2 --pipeline-model-parallel-size 2 {_ONE} --global-batch-size 2",
+        "experts": f"{_HYBRID} MEM*ME {_ONE} {_EXPERTS}",
+        "two sequences": f"{_HYBRID} MM-M*- {_ONE}",
+    }.items()
+}
 LOG_PROBABILITIES: Final = {
     f"log-probabilities, {name}": f"--bf16 --no-create-attention-mask-in-dataloader --vocab-size 40000 {words}"
     for name, words in {
@@ -38,7 +49,7 @@ LOG_PROBABILITIES: Final = {
         "four sequences, adapters": f"{_LLAMA} {_FULL} {_ONE} --info-lora 64",
         "fp8": f"{_LLAMA} {_ONE} --fp8-format hybrid --fp8-recipe tensorwise --info-gpu H100-80GB",
     }.items()
-}
+} | HYBRID_LOG_PROBABILITIES
 BATCHED_LOG_PROBABILITIES: Final = {name for name in LOG_PROBABILITIES if "adapters" in name}
 """As `distillation_layouts.BATCHED`: the gradient of the input of a frozen output layer is a product for each token."""
 _NUMBERS: Final = {"packed": 1, "two": 2, "four": 4, "eight": 8}
@@ -46,6 +57,6 @@ LOSS_SEQUENCES: Final = {
     name: number
     for name in LOG_PROBABILITIES
     for word, number in _NUMBERS.items()
-    if name.startswith(f"log-probabilities, {word}") and ("sequences" in name or word == "packed")
+    if name.startswith((f"log-probabilities, {word}", f"log-probabilities, hybrid, {word}")) and ("sequences" in name or word == "packed")
 }
 """The packed sequences of a microbatch, whose losses are computed one by one."""

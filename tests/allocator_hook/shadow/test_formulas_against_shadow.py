@@ -31,7 +31,12 @@ from tests.allocator_hook.shadow.fp8_part_layouts import FP8_ATTENTION, FP8_OUTP
 from tests.allocator_hook.shadow.frozen_layouts import FROZEN, FROZEN_PARAMETERS, HELD_BY_LEAF
 from tests.allocator_hook.shadow.head_layouts import HEAD_OUTPUTS, HEADS, TOKEN_SCORES, VALUE_HEADS
 from tests.allocator_hook.shadow.hybrid_layouts import HYBRID, HYBRID_SINCE, HYBRID_UNTIL, SCRIPT
-from tests.allocator_hook.shadow.log_probability_layouts import BATCHED_LOG_PROBABILITIES, LOG_PROBABILITIES, LOSS_SEQUENCES
+from tests.allocator_hook.shadow.log_probability_layouts import (
+    BATCHED_LOG_PROBABILITIES,
+    HYBRID_LOG_PROBABILITIES,
+    LOG_PROBABILITIES,
+    LOSS_SEQUENCES,
+)
 from tests.allocator_hook.shadow.share import share_of
 from tests.allocator_hook.shadow.vision_layouts import MULTIMODAL, MULTIMODAL_BASE, VISION, VISION_BASE
 from tests.data_files import data_file
@@ -686,7 +691,7 @@ def words_of(name: str) -> list[str]:
     base = {**BASES, "vision": VISION_BASE, "multimodal": MULTIMODAL_BASE, "creation of buffers": CREATION_BASE}.get(
         name.partition(",")[0], BASE.removesuffix(SHARDED) if "--optimizer" in GRID[name].split() else BASE
     )
-    if name in HYBRID:
+    if name in {*HYBRID, *HYBRID_LOG_PROBABILITIES}:
         base = base.replace("pretrain_gpt.py --num-layers 4", SCRIPT)
     words = (base + GRID[name]).split()
     return [word for word in words if word != SHARDED.strip() or "--use-torch-fsdp2" not in words]
