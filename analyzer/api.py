@@ -426,7 +426,7 @@ def search(
 
 def with_advice(report: Report, launch: Launch) -> Report:
     """The report with changes of options that make the launch fit, if it does not."""
-    if report.verdict.fits is not False or report.verdict.phase not in ("", "update"):
+    if report.verdict.fits is not False or report.phases:
         return report
     from analyzer.layout_search.advice import advise
 

@@ -13,6 +13,7 @@ from typing import Literal
 from analyzer.errors import InputError
 from analyzer.files import NOT_WRITABLE, check_writable, replacing
 from analyzer.launch.info_options import InfoOptions
+from analyzer.memory.verdict import highest
 from analyzer.report.visible import visible
 from analyzer.results import Report
 from analyzer.specs import TrainingJob
@@ -26,7 +27,7 @@ ITERATIONS = 2
 def record_rank(report: Report, options: InfoOptions, command: Sequence[str]) -> None:
     """Records the rank given by `--info-rank`, or the highest-memory rank. Raises AnalyzerError."""
     job = report.job if options.layers is None else shortened(report.job, options.layers)
-    rank = options.rank if options.rank is not None else report.verdict.tightest_rank
+    rank = options.rank if options.rank is not None else highest(report.ranks).ranks[0][0]
     path = Path(str(options.record))
     check_writable(str(path), OPTION)
     recorder = record(job, rank=rank, path=path, argv=command, allocator=options.allocator)

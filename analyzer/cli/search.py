@@ -258,7 +258,8 @@ def _only_limit(argv: Sequence[str], launch: Launch, options: InfoOptions) -> in
     limit = _largest(problem, options)
     if options.json is None or not write_json({**head(argv), "largest": limit_json(limit)}, options.json):
         with standard_output() as stream:
-            print_limit(limit, problem.capacity, flag=_flag(problem, limit), stream=stream)
+            phases = bool(launch.job.tuning.phases)
+            print_limit(limit, problem.capacity, flag=_flag(problem, limit), phases=phases, stream=stream)
     return DOES_NOT_FIT if limit.value is None else FITS
 
 

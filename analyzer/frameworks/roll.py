@@ -235,7 +235,7 @@ def _layout_settings(tree: Tree, role: str, *, samples: int) -> LayoutSettings:
     value = _count(worker, _SAMPLES, role)
     return LayoutSettings(
         engine=f"{role}.{_CONFIG}.",
-        mirrored=(f"reference.{_CONFIG}.",) if reference and _same_layout(reference, worker) else (),
+        mirrored=(f"reference.{_CONFIG}.",) if reference and _same_layout(reference, worker, experts=False) else (),
         microbatch=f"{role}.{_SAMPLES}",
         value=value,
         steps=f"{role}.{_STEPS}",
@@ -319,11 +319,7 @@ def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
         if name == "reference":
             yield _reference(tree, worker, other, on_same_gpus=same)
         elif name == "rollout":
-            config = table(other, "strategy_args.strategy_config")
-            share = share_of(str(config.get("gpu_memory_utilization", config.get("mem_fraction_static", ""))))
-            tensor = natural(str(config.get("tensor_parallel_size", other.get("num_gpus_per_worker")))) or 1
-            name_of = engine_name(str(get(other, "strategy_args.strategy_name")))
-            engine = Engine(name=name_of, gpu_share=share, tensor=tensor) if share is not None else None
+            engine = _engine(other)
             yield Phase(name="rollout", on_same_gpus=same, on_host=ALL_STATES, work=engine)
             yield Phase(name="refit", on_same_gpus=same, on_host=ALL_STATES - {"parameters"}, work=engine)
         elif name == "teacher":
@@ -333,6 +329,30 @@ def _other_phases(tree: Tree, worker: Tree) -> Iterator[Phase]:
                 fault = f"{_STRATEGY} is refused by ROLL for critics (default_value_model_provider)"
                 raise InputError("critic.strategy_args.strategy_name", fault, "use deepspeed_train or fsdp2_train")
             yield Phase(name="critic", on_same_gpus=same)
+    yield from _rewards(tree, trained)
+
+
+def _rewards(tree: Tree, trained: str) -> Iterator[Phase]:
+    """Reward models: those on GPUs of the rollout work beside it, and are not counted. Rules have no GPUs."""
+    of_training, of_rollout = {*_devices(trained)}, {*_devices(str(get(tree, "actor_infer.device_mapping", trained)))}
+    for other in table(tree, "rewards").values():
+        devices = _devices(str(other.get("device_mapping"))) if isinstance(other, dict) else []
+        if devices:
+            yield Phase(
+                name="reward",
+                on_same_gpus=not of_training.isdisjoint(devices),
+                on_host=ALL_STATES,
+                work=_engine(other) if of_rollout.isdisjoint(devices) else None,
+            )
+
+
+def _engine(worker: Tree) -> Engine | None:
+    """The inference engine of a worker; None if it takes no given share of the GPU."""
+    config = table(worker, _CONFIG)
+    share = share_of(str(config.get("gpu_memory_utilization", config.get("mem_fraction_static", ""))))
+    tensor = natural(str(config.get("tensor_parallel_size", worker.get("num_gpus_per_worker")))) or 1
+    name = engine_name(str(get(worker, "strategy_args.strategy_name")))
+    return Engine(name=name, gpu_share=share, tensor=tensor) if share is not None else None
 
 
 def _reference(tree: Tree, worker: Tree, other: Tree, *, on_same_gpus: bool) -> Phase:
@@ -343,13 +363,15 @@ def _reference(tree: Tree, worker: Tree, other: Tree, *, on_same_gpus: bool) -> 
     readable = same or (len(devices[0]) == len(devices[1]) and not any(config.get(key) for key in _UNEVEN))
     if not (tokens and _is_megatron(other) and readable):
         return Phase(name="reference", on_same_gpus=on_same_gpus, on_host=ALL_STATES)
-    name = get(other, "model_args.model_name_or_path") or tree.get("pretrain")
+    experts = (natural(str(get(worker, f"{_CONFIG}.expert_model_parallel_size"))) or 1) > 1
+    names = [get(each, "model_args.model_name_or_path") for each in (worker, table(tree, "actor_infer"), other)]
+    name = names[2] if all(names) else tree.get("pretrain")  # `__post_init__` of roll/configs/base_config.py
     return Phase(
         name="reference",
         on_same_gpus=on_same_gpus,
         weights="host",
-        model_name="" if same else str(name),
-        layout=() if same else tuple(_layout(config)),
+        model_name="" if same and name in (names[0], tree.get("pretrain")) else str(name),
+        layout=() if same else tuple(_layout(config, experts=experts)),
         on_host=ALL_STATES,
         work=ForwardPass(tokens=tokens, logit_bytes=6),
     )
@@ -390,8 +412,13 @@ def _topk(tree: Tree) -> int:
     return natural(str(get(tree, "logits_topk", _TOPK))) or 0
 
 
-def _layout(config: Tree) -> Iterator[str]:
-    """The options of the layout of another worker."""
+def _layout(config: Tree, *, experts: bool = False) -> Iterator[str]:
+    """The options of the layout of another worker.
+
+    `experts`: the model has experts, with which tensor parallelism needs sequence parallelism in training. ROLL turns it on with
+    expert parallelism (`McaModelConfig.__post_init__`); a pass may do without.
+    """
+    experts = experts or (natural(str(config.get("expert_model_parallel_size"))) or 1) > 1
     yield from _FIXED[:2]
     for key in (*_MODEL_PARALLEL, *_EXPERT_PARALLEL):
         size = natural(str(config.get(key)))
@@ -401,7 +428,7 @@ def _layout(config: Tree) -> Iterator[str]:
         if is_true(config.get(key)):
             yield f"--{key.replace('_', '-')}"
     yield from _pipeline(config)
-    if is_true(config.get("sequence_parallel")) and (natural(str(config.get("tensor_model_parallel_size"))) or 1) > 1:
+    if (experts or is_true(config.get("sequence_parallel"))) and (natural(str(config.get("tensor_model_parallel_size"))) or 1) > 1:
         yield "--sequence-parallel"
 
 
@@ -418,12 +445,13 @@ def _is_megatron(worker: Tree) -> bool:
     return str(get(worker, "strategy_args.strategy_name")).startswith("megatron")
 
 
-def _same_layout(worker: Tree, trained: Tree) -> bool:
-    """Whether another worker runs Megatron-LM with the layout of the training."""
+def _same_layout(worker: Tree, trained: Tree, *, experts: bool = True) -> bool:
+    """Whether another worker runs Megatron-LM with the layout of the training, also of its `experts`."""
     if not _is_megatron(worker):
         return False
     layouts = (table(each, "strategy_args.strategy_config") for each in (worker, trained))
-    sizes = [tuple(natural(str(config.get(name))) or 1 for name in (*_MODEL_PARALLEL, *_EXPERT_PARALLEL)) for config in layouts]
+    names = (*_MODEL_PARALLEL, *(_EXPERT_PARALLEL if experts else ()))
+    sizes = [tuple(natural(str(config.get(name))) or 1 for name in names) for config in layouts]
     return sizes[0] == sizes[1]
 
 

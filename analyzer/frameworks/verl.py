@@ -295,6 +295,9 @@ def _phases(settings: Mapping[str, str], names: _Names, *, adapters: bool) -> It
             work=ForwardPass(tokens=_tokens(settings, "ref"), logit_bytes=0 if fused else 6),  # bf16, and then fp32
         )
     yield Phase(name="refit", on_same_gpus=not apart, on_host=frozenset(optimizer | moved - {"parameters"}), work=engine)
+    for prefix in ("reward.reward_model.", "reward_model."):
+        if on(f"{prefix}enable"):
+            yield Phase(name="reward", on_same_gpus=not on(f"{prefix}enable_resource_pool"))
     if on("distillation.enabled"):
         yield Phase(name="teacher", on_same_gpus=False)
 

@@ -108,6 +108,25 @@ def test_other_reference_models_are_not_counted(folder: Path, words: str) -> Non
     assert any("not the reference model" in each for each in found.not_counted)
 
 
+@pytest.mark.parametrize(
+    ("mapping", "state"), [("list(range(12,16))", "counted"), ("list(range(0,4))", "missing"), ("[16]", "apart")]
+)
+def test_a_reward_model_is_an_engine_on_gpus_without_the_rollout(folder: Path, mapping: str, state: str) -> None:
+    """The rollout is on GPUs 0 to 11: a judge cannot share them. A rule has no GPUs."""
+    judge = f"strategy_args: {{strategy_name: vllm, strategy_config: {{gpu_memory_utilization: 0.5}}}}, device_mapping: '{mapping}'"
+    words = (
+        "+reference.infer_batch_size=1",
+        "+actor_train.infer_batch_size=1",
+        f"+rewards={{rule: {{world_size: 8}}, judge: {{{judge}}}}}",
+    )
+    arguments = ["examples/rlvr/config.yaml", *words, "--info-gpu", "H100-80GB"]
+    found = report_of(read_launch(arguments, environ={}, folder=folder))
+    counted = {each.name: each.engine_bytes for each in found.phases}
+    assert counted.get("reward") == (int(0.5 * (found.verdict.capacity_bytes or 0)) if state == "counted" else None)
+    assert ("reward model" in found.verdict.withheld) is (state == "missing")
+    assert ("reward" in found.verdict.note) is (state == "apart")
+
+
 def test_the_script_names_folder_and_file(folder: Path) -> None:
     words = (
         "examples/start_rlvr_pipeline.py",

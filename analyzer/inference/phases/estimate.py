@@ -13,8 +13,9 @@ from dataclasses import replace
 from analyzer.inference.phases.forward import forward_bytes
 from analyzer.inference.phases.in_turns import critic_phases
 from analyzer.inference.phases.ranges import (
-    ASLEEP,
+    ENGINES,
     beyond_share,
+    engine_beside,
     of_highest_rank,
     outside_range,
     pass_range,
@@ -35,44 +36,59 @@ UPDATE = "update"
 def with_phases(report: Report) -> Report:
     """The report with its phases, and the verdict on the one that needs the most."""
     found = phases(report)
-    outcome = _verdict(report, found or (_update(report, []),))
+    outcome = _verdict(report, found or (_update(report),))
     return replace(report, phases=found, verdict=outcome if found else replace(outcome, phase=""))
 
 
 def _verdict(report: Report, found: Sequence[PhaseMemory]) -> Verdict:
     """Whether every phase fits.
 
-    A verdict that is withheld stays, and one that the update does not fit if something else is not counted. If microbatches may
-    have fewer tokens than counted, a launch does not fit only if it does not without activations.
+    A verdict that is withheld stays. If microbatches may have fewer tokens than counted, a launch does not fit only if it does not
+    without activations. What is not counted only adds memory.
     """
     outcome, hardware, tuning = report.verdict, report.job.hardware, report.job.tuning
     capacity = hardware.capacity_bytes
     if capacity is None or outcome.withheld:
         return outcome
     peak = max(found, key=lambda each: each.device_bytes)
-    headroom = capacity - peak.device_bytes
-    without = max(each.states_bytes + each.engine_bytes for each in found)
-    if (headroom < 0 or outcome.fits is False) and tuning.most_tokens_counted and without <= capacity:
+    fits = peak.device_bytes <= capacity and outcome.fits is not False
+    not_counted = list(report.job.not_counted)
+    if not fits and tuning.most_tokens_counted:
         reason = f"microbatches are counted with the most tokens, with which the {peak.name} phase would not fit; fewer need less"
-        return _withheld(outcome, reason)
-    if report.job.not_counted:
+        peak = max(found, key=_without_activations)
+        if _without_activations(peak) <= capacity:
+            return _withheld(outcome, reason, *not_counted)
+    elif fits and peak.device_range_bytes[1] <= capacity:
+        peak = max(found, key=lambda each: (each.device_range_bytes[1] > capacity, each.device_bytes))
+    state = state_of(peak.device_bytes, phases_range(found), hardware)
+    if not_counted and state != "does not fit":
         return outcome
-    if report.job.images is not None:
+    if report.job.images is not None and state != "does not fit":
         return _withheld(outcome, "the phases below are counted without images")
+    headroom = capacity - peak.device_bytes
     apart = dict.fromkeys(each.name for each in tuning.phases if not each.on_same_gpus and each.name != "refit")
+    notes = [outcome.note, f"The GPUs of the {' and the '.join(apart)} are not checked." if apart else ""]
     return replace(
         outcome,
         fits=headroom >= 0,
-        state=state_of(peak.device_bytes, phases_range(found), hardware),
+        state=state,
         tightest_rank=peak.rank,
         headroom_bytes=headroom,
+        margin_bytes=hardware.margin_bytes,
         phase=peak.name,
-        note=f"The GPUs of the {' and the '.join(apart)} are not checked." if apart else outcome.note,
+        note=" ".join(filter(None, notes)),
+        images_bytes=0,
     )
 
 
-def _withheld(outcome: Verdict, reason: str) -> Verdict:
-    return replace(outcome, fits=None, state=None, headroom_bytes=None, margin_bytes=None, withheld=reason)
+def _without_activations(phase: PhaseMemory) -> int:
+    """The least that a phase needs with microbatches of few tokens. The weights of a refit may be quantized."""
+    return phase.states_bytes + (phase.engine_bytes // 4 if phase.name == "refit" else phase.engine_bytes)
+
+
+def _withheld(outcome: Verdict, *reasons: str) -> Verdict:
+    withheld = "; ".join(reasons)
+    return replace(outcome, fits=None, state=None, headroom_bytes=None, margin_bytes=None, images_bytes=0, withheld=withheld)
 
 
 def phases(report: Report) -> tuple[PhaseMemory, ...]:
@@ -84,14 +100,12 @@ def phases(report: Report) -> tuple[PhaseMemory, ...]:
     listed = [each for each in report.job.tuning.phases if each.on_same_gpus and each.work is not None]
     if not listed:
         return ()
-    return (_update(report, listed), *(found for each in listed for found in _phase(report, each)))
+    return (_update(report), *(found for each in listed for found in _phase(report, each)))
 
 
-def _update(report: Report, listed: list[Phase]) -> PhaseMemory:
+def _update(report: Report) -> PhaseMemory:
     job, capacity = report.job, report.job.hardware.capacity_bytes or 0
-    staying = next((each.work for each in listed if isinstance(each.work, Engine) and each.work.stays), None)
-    engine = int(staying.gpu_share * capacity) if staying is not None else 0
-    most = engine + beyond_share(staying, capacity) if staying is not None else _asleep(job)
+    engine, most = engine_beside(job, capacity)
     rank = highest(report.ranks)
     memory = rank.memory
     states = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
@@ -110,20 +124,22 @@ def _update(report: Report, listed: list[Phase]) -> PhaseMemory:
 def _phase(report: Report, phase: Phase) -> Iterator[PhaseMemory]:
     """The phase on the rank that needs the most."""
     job, work = report.job, phase.work
+    engine_range = engine_beside(job, job.hardware.capacity_bytes or 0)
+    engine = engine_range[0]
     if phase.training is not None:
-        yield from critic_phases(report, phase, _asleep(job), [(rank, _beside(report, phase, rank)) for rank in report.ranks])
+        yield from critic_phases(report, phase, engine_range, [(rank, _beside(report, phase, rank)) for rank in report.ranks])
         return
-    engine, engine_range = 0, (0, _asleep(job))
     if isinstance(work, Engine):
         capacity = job.hardware.capacity_bytes
         if capacity is None:
             return
         share = int(work.gpu_share * capacity)
-        if phase.name == "rollout":
+        if phase.name in ENGINES:
             engine, engine_range = share, (share, share + beyond_share(work, capacity))
         else:
             width = DTYPE_BYTES[job.precision.parameters]
             weights = min(int(report.parameters * width) // work.tensor, share)
+            weights = share if work.stays else weights
             engine, engine_range = weights + work.buffer_bytes, refit_range(job, work, weights=weights)
     outside = outside_range(job, groups=phase.groups_stay)
     passes = (0,) * job.parallel.pipeline
@@ -148,11 +164,6 @@ def _phase(report: Report, phase: Phase) -> Iterator[PhaseMemory]:
             )
         )
     yield of_highest_rank(found)
-
-
-def _asleep(job: TrainingJob) -> int:
-    """Most bytes of an engine that sleeps while the training works; 0 without one on the same GPUs."""
-    return ASLEEP if any(each.name == "rollout" and each.on_same_gpus for each in job.tuning.phases) else 0
 
 
 def _states(phase: Phase, memory: RankMemory) -> int:

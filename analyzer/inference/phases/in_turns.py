@@ -15,13 +15,13 @@ VALUES, UPDATE = "critic values", "critic update"
 
 
 def critic_phases(
-    report: Report, phase: Phase, asleep: int, beside: Sequence[tuple[RankClass, tuple[int, int]]]
+    report: Report, phase: Phase, engine: tuple[int, int], beside: Sequence[tuple[RankClass, tuple[int, int]]]
 ) -> Iterator[PhaseMemory]:
     """Both phases, each on the rank that needs the most.
 
     `beside`: for each rank class of the actor, the bytes that its states and other models have on the GPU in these phases, and in
     host memory, with what of the critic is there outside its phases. Of another pipeline the highest combination is counted.
-    `asleep`: most bytes of an inference engine that sleeps.
+    `engine`: bytes of an inference engine beside it, and the most that they may be.
     """
     training = phase.training
     assert training is not None, "the phase has another training"
@@ -43,31 +43,31 @@ def critic_phases(
         for rank, (staying, host) in beside:
             if same and rank.pipeline_rank != own.pipeline_rank:
                 continue
-            first = rank.ranks[0][0]
             states, forward = staying + memory.runtime_bytes, passes[own.pipeline_rank]
             values.append(
                 PhaseMemory(
                     name=VALUES,
-                    rank=first,
-                    device_bytes=outside_allocator_bytes(job) + states + in_pass + forward,
+                    rank=rank.ranks[0][0],
+                    device_bytes=outside_allocator_bytes(job) + states + in_pass + forward + engine[0],
                     device_range_bytes=pass_range(
-                        states + in_pass, forward, outside=outside_range(job, groups=True), engine=(0, asleep)
+                        states + in_pass, forward, outside=outside_range(job, groups=True), engine=engine
                     ),
                     states_bytes=states + in_pass,
                     forward_bytes=forward,
-                    engine_bytes=0,
+                    engine_bytes=engine[0],
                     host_bytes=host - loaded,
                 )
             )
+            least, most = memory.device_range_bytes
             updates.append(
                 PhaseMemory(
                     name=UPDATE,
-                    rank=first,
-                    device_bytes=memory.device_bytes + staying,
-                    device_range_bytes=(memory.device_range_bytes[0] + staying, memory.device_range_bytes[1] + staying + asleep),
+                    rank=rank.ranks[0][0],
+                    device_bytes=memory.device_bytes + staying + engine[0],
+                    device_range_bytes=(least + staying + engine[0], most + staying + engine[1]),
                     states_bytes=states + every,
                     forward_bytes=memory.peak_allocated_bytes - every - memory.runtime_bytes,
-                    engine_bytes=0,
+                    engine_bytes=engine[0],
                     host_bytes=host - from_host,
                 )
             )

@@ -19,6 +19,8 @@ from analyzer.units import DTYPE_BYTES, GIB, MIB
 
 Range = tuple[int, int]
 
+ENGINES: Final = frozenset({"rollout", "reward"})
+"""Phases in which an engine has its share of the GPU."""
 ASLEEP: Final = 7 * GIB
 """Most bytes that an engine keeps while it sleeps: its CUDA context, buffers of NCCL, and CUDA graphs. vLLM kept 1.1 GB on RTX 3090
 GPUs (issue 32714 of vllm-project/vllm), and 6.8 to 7.0 GiB with Kimi-K2.6 on 8 GB200 GPUs (issue 47654)."""
@@ -37,6 +39,19 @@ def beyond_share(engine: Engine, capacity: int) -> int:
         return BEYOND_VLLM
     chunk = 4096 if capacity < 60 * GIB else 8192 if capacity < 160 * GIB else 16384
     return max(10 * GIB, 512 * MIB + chunk * 3 * MIB // 2 + 512 * 2 * MIB + engine.tensor * 128 * MIB)
+
+
+def engine_beside(job: TrainingJob, capacity: int) -> Range:
+    """Bytes of an engine on the same GPUs while the training works, and the most that they may be.
+
+    It sleeps, or keeps its memory.
+    """
+    engines = [each for each in job.tuning.phases if each.on_same_gpus and each.name in ENGINES]
+    staying = next((each.work for each in engines if isinstance(each.work, Engine) and each.work.stays), None)
+    if staying is None:
+        return 0, ASLEEP if engines else 0
+    share = int(staying.gpu_share * capacity)
+    return share, share + beyond_share(staying, capacity)
 
 
 def outside_range(job: TrainingJob, *, groups: bool) -> Range:
@@ -60,7 +75,7 @@ def refit_range(job: TrainingJob, engine: Engine, *, weights: int) -> Range:
     """
     model, width = job.model, DTYPE_BYTES[job.precision.parameters]
     bucket = max(engine.buffer_bytes, GIB) + int(model.padded_vocab_size * model.hidden_size * width)
-    return weights // 4, weights + 2 * bucket + ASLEEP
+    return weights if engine.stays else weights // 4, weights + 2 * bucket + ASLEEP
 
 
 def update_range(job: TrainingJob, ranks: Sequence[RankClass], *, engine: int, most_engine: int) -> Range:

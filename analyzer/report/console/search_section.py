@@ -35,6 +35,7 @@ ABBREVIATIONS: Final = {
     "last": "layers of the last stage",
 }
 """Abbreviations of changed options that are explained, in this order."""
+OF_UPDATE: Final = "The memory of a layout is that of the update; other phases are counted for your launch only."
 AS_GIVEN: Final = "your launch"
 
 
@@ -48,7 +49,7 @@ def sections(result: SearchResult, report: Report, *, width: int) -> list[Render
     capacity = report.verdict.capacity_bytes or 0
     found = [*heading("Search"), paragraph(_launch(report)), paragraph(_extent(result))]
     if report.phases:
-        found.append(paragraph("The memory of a layout is that of the update; other phases are counted for your launch only."))
+        found.append(paragraph(OF_UPDATE))
     if not result.best:
         return [*found, paragraph("No layout fits." if result.complete else "No layout that fits was found.")]
     rows = [_row(_mark(place, each, result), each, capacity) for place, each in enumerate(result.best, 1)]
@@ -249,9 +250,15 @@ def _question(question: Question, *, trained: bool, priced: bool) -> tuple[str, 
     return (question.gpu, f"{question.gpus:,}", *cells, (as_short_text(best.options) or AS_GIVEN) + early)
 
 
-def print_limit(limit: Limit, capacity: int, *, flag: str, stream: TextIO) -> None:
-    """Prints the largest value of an option with which the launch fits. `flag`: the option as the launch spells it."""
-    write(lambda _: [*heading(f"Largest {flag}"), paragraph(_limit(limit, capacity, flag))], stream=stream)
+def print_limit(limit: Limit, capacity: int, *, flag: str, phases: bool, stream: TextIO) -> None:
+    """Prints the largest value of an option with which the launch fits.
+
+    `flag`: the option as the launch spells it. `phases`: the launch has phases beside the update.
+    """
+    text = _limit(limit, capacity, flag)
+    if phases:
+        text += " The memory is that of the update; other phases are not counted here."
+    write(lambda _: [*heading(f"Largest {flag}"), paragraph(text)], stream=stream)
 
 
 def _limit(limit: Limit, capacity: int, flag: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analyzer.memory.verdict import estimated_range, highest, phases_range
+from analyzer.memory.verdict import estimated_range, highest
 from analyzer.report.console.elements import BAD, GOOD, KEY, paragraph, table
 from analyzer.results import Report, Verdict
 from analyzer.units import format_bytes, format_seconds
@@ -34,7 +34,7 @@ def sentence(report: Report) -> tuple[str, str]:
     result = report.verdict
     tightest = highest(report.ranks)
     rank = f"rank {result.tightest_rank} (stage {tightest.pipeline_rank})"
-    size = format_bytes(tightest.memory.device_bytes)
+    size = format_bytes(report.phases[0].device_bytes if report.phases else tightest.memory.device_bytes)
     needs = f"{rank} needs {size}"
     if result.images_bytes and result.capacity_bytes is not None and result.headroom_bytes is not None:
         rank = f"rank {result.tightest_rank}"
@@ -52,7 +52,8 @@ def sentence(report: Report) -> tuple[str, str]:
     margin = result.margin_bytes or 0
     below = f"the margin of {format_bytes(margin)} ({share(margin, of=result.capacity_bytes)})"
     is_below = 0 <= result.headroom_bytes < margin
-    least, most = phases_range(report.phases) if result.phase else estimated_range(report.ranks)
+    named = [each for each in report.phases if each.name == result.phase]
+    least, most = named[0].device_range_bytes if named else estimated_range(report.ranks)
     if result.state == "tight" and most > result.capacity_bytes:
         ends = f"{format_bytes(least)} to {format_bytes(most)}"
         less = f" That is below {below}." if is_below else ""

@@ -57,6 +57,6 @@ LOSS_SEQUENCES: Final = {
     name: number
     for name in LOG_PROBABILITIES
     for word, number in _NUMBERS.items()
-    if name.startswith((f"log-probabilities, {word}", f"log-probabilities, hybrid, {word}")) and ("sequences" in name or word == "packed")
+    if name.replace("hybrid, ", "").startswith(f"log-probabilities, {word}") and ("sequences" in name or word == "packed")
 }
 """The packed sequences of a microbatch, whose losses are computed one by one."""

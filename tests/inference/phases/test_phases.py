@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.api import analyze, read_launch, report_of
-from analyzer.memory.device_overhead import CONTEXT, outside_allocator_bytes
+from analyzer.memory.device_overhead import CONTEXT, outside_allocator_bytes, outside_allocator_range
 from analyzer.memory.ranks import rank_classes
 from analyzer.results import PhaseMemory, Report
 from analyzer.units import GIB, MIB
@@ -185,6 +185,41 @@ def test_responses_that_may_be_shorter_are_not_judged_not_to_fit(estimator: str)
     assert "microbatches are counted with the most tokens, with which the update phase would not fit" in found.verdict.withheld
     found = report(BILLIONS, f"algorithm.adv_estimator={estimator}")  # 64 GB of weights and 128 GB of gradients
     assert found.verdict.state == "does not fit"
+
+
+def test_what_is_not_counted_is_named_beside_the_most_tokens() -> None:
+    withheld = report(MANY_TOKENS, "algorithm.adv_estimator=gae").verdict.withheld
+    assert "with the most tokens" in withheld
+    assert "not the critic" in withheld
+
+
+def test_an_engine_that_keeps_its_memory_is_beside_every_phase() -> None:
+    found = report("actor_rollout_ref.rollout.free_cache_engine=False", "actor_rollout_ref.actor.use_kl_loss=True", f"{SHARE}=0.3")
+    assert {each.name: each.engine_bytes for each in found.phases if each.name != "refit"} == dict.fromkeys(
+        ("update", "log-probabilities", "rollout", "reference"), int(0.3 * 80 * GIB)
+    )
+
+
+def test_a_launch_is_tight_by_the_phase_whose_range_exceeds_the_capacity() -> None:
+    """The rollout needs the most, and fits with the most that it may need; the update needs less, and may need more."""
+    found = report(*ON_HOST, f"{SHARE}=0.86")
+    by_name = phases(found)
+    assert by_name["update"].device_bytes < by_name["rollout"].device_bytes
+    assert by_name["rollout"].device_range_bytes[1] < 80 * GIB < by_name["update"].device_range_bytes[1]
+    assert (found.verdict.state, found.verdict.phase) == ("tight", "update")
+
+
+def test_the_weights_of_an_engine_may_be_quantized() -> None:
+    refit = phases(found := report(*ON_HOST))["refit"]
+    assert refit.device_range_bytes[0] == outside_allocator_range(found.job)[0] + refit.states_bytes + PARAMETERS * 2 // 2 // 4
+
+
+@pytest.mark.parametrize(("words", "counted"), [((), False), (("reward.reward_model.enable_resource_pool=True",), True)])
+def test_a_reward_model_on_the_same_gpus_is_not_counted(words: tuple[str, ...], counted: bool) -> None:
+    """verl/trainer/config/reward/reward.yaml: without a pool of its own it shares the GPUs."""
+    verdict = report("reward.reward_model.enable=True", *words).verdict
+    assert ("not the reward model" in verdict.withheld) is not counted
+    assert ("reward" in verdict.note) is counted
 
 
 def test_phases_that_are_not_counted_only_add_memory() -> None:

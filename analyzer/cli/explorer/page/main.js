@@ -120,7 +120,9 @@ function showVerdict() {
   const {report, gpu} = current;
   const {verdict, time} = report;
   const rank = highest(report);
-  const needs = `stage ${rank.pipeline_rank} needs ${bytes(rank.memory.device_bytes)}`;
+  const inPhase = verdict.phase && verdict.phase !== "update";
+  const needed = inPhase ? gpu.capacity_bytes - verdict.headroom_bytes : rank.memory.device_bytes;
+  const needs = `${inPhase ? `in the ${verdict.phase} phase a rank` : `stage ${rank.pipeline_rank}`} needs ${bytes(needed)}`;
   const of = gpu.capacity_bytes ? ` of ${bytes(gpu.capacity_bytes)}` : "";
   const left = verdict.headroom_bytes;
   const [text, style] = verdict.withheld ? [`No verdict: ${verdict.withheld}`, "fails"]
