@@ -13,18 +13,12 @@ import json
 import os
 import sys
 import warnings
-from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
 
-from allocator_hook.shadow import sharding
-from allocator_hook.shadow.generation import Counter
+from allocator_hook.shadow.counting import counting
 from allocator_hook.shadow.job_json import from_json
-from allocator_hook.shadow.recorder import Recorder
-from allocator_hook.shadow.session import Session
-from allocator_hook.step.patching import Patches
-from analyzer.memory.workspaces import cublas_workspace_bytes
 from analyzer.specs import TrainingJob
 
 Head = Literal["nemo_rl", "verl"]
@@ -32,15 +26,7 @@ Head = Literal["nemo_rl", "verl"]
 
 def record(job: TrainingJob, *, rank: int, head: Head | None) -> dict[str, int]:
     """Bytes of the temporary tensors of a pass, and of what stays. Can be called once for each process."""
-    counter = Counter()
-    with ExitStack() as stack:
-        session = stack.enter_context(Session(job))
-        recorder = Recorder(counter, cublas_workspace_bytes=cublas_workspace_bytes(job))
-        stack.enter_context(Patches(recorder.patches()))
-        stack.enter_context(Patches(sharding.patches(job, recorder, counter)))  # type: ignore[arg-type]
-        session.count_with(recorder)
-        stack.enter_context(recorder)
-        stack.enter_context(torch.no_grad())
+    with counting(job) as counter:
         chunk = _model(job, rank)
         held = counter.bytes
         peak = 0

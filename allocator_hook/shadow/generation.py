@@ -17,59 +17,22 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from allocator_hook.shadow import paged_generation, sharding
+from allocator_hook.shadow import paged_generation
+from allocator_hook.shadow.counting import Counter, counting
 from allocator_hook.shadow.job_json import from_json
-from allocator_hook.shadow.recorder import Recorder
-from allocator_hook.shadow.session import Session
 from allocator_hook.step.patching import Patches
-from analyzer.memory.workspaces import cublas_workspace_bytes
 from analyzer.specs import TrainingJob
 from analyzer.units import BLOCK, round_up
 
 
-class Counter:
-    """An allocation sink that counts the allocated bytes and their maximum."""
-
-    def __init__(self) -> None:
-        self.live: dict[int, int] = {}
-        self.bytes = 0
-        self.peak = 0
-
-    def allocation(self, pointer: int, bytes: int, *, stream: int = 0) -> None:
-        self.live[pointer] = round_up(bytes, BLOCK)
-        self.bytes += self.live[pointer]
-        self.peak = max(self.peak, self.bytes)
-
-    def free(self, pointer: int) -> None:
-        self.bytes -= self.live.pop(pointer)
-
-    def label(self, pointer: int, role: Any, name: str, *, shape: Sequence[int], dtype: str, bytes: int) -> None:
-        """Names are not used."""
-
-    def restart(self) -> int:
-        """Forgets the maximum, and returns the bytes that are allocated."""
-        self.peak = self.bytes
-        return self.bytes
-
-
 def record(job: TrainingJob, *, rank: int, cache_tokens: int, dynamic: Mapping[str, Any] | None = None) -> dict[str, int]:
     """Bytes of the model, the cache and the temporary tensors of a rank. Can be called once for each process."""
-    counter = Counter()
-    with ExitStack() as stack:
-        session = stack.enter_context(Session(job))
-        recorder = Recorder(counter, cublas_workspace_bytes=cublas_workspace_bytes(job))
-        stack.enter_context(Patches(recorder.patches()))
-        stack.enter_context(Patches(sharding.patches(job, recorder, counter)))  # type: ignore[arg-type]
-        session.count_with(recorder)
-        stack.enter_context(recorder)
-        stack.enter_context(torch.no_grad())  # in inference mode, PyTorch does not split composite operations
-        stack.enter_context(Patches(paged_generation.patches() if dynamic is not None else ()))
+    with counting(job) as counter, Patches(paged_generation.patches() if dynamic is not None else ()):
         chunk = _model(job, rank)
         weights = counter.bytes
         if dynamic is None:

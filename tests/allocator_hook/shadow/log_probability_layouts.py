@@ -17,19 +17,26 @@ _EXPERTS: Final = (
     "--moe-ffn-hidden-size 512"
 )
 _HYBRID: Final = f"{_LLAMA.replace('--swiglu', '--squared-relu')} --num-layers 6 --hybrid-override-pattern"
-HYBRID_LOG_PROBABILITIES: Final = {
-    f"log-probabilities, hybrid, {name}": f"--bf16 --no-create-attention-mask-in-dataloader --vocab-size 40000 {words}"
-    for name, words in {
+
+
+def _named(kind: str, layouts: dict[str, str]) -> dict[str, str]:
+    common = "--bf16 --no-create-attention-mask-in-dataloader --vocab-size 40000"
+    return {f"{kind}, {name}": f"{common} {words}" for name, words in layouts.items()}
+
+
+HYBRID_LOG_PROBABILITIES: Final = _named(
+    "log-probabilities, hybrid",
+    {
         "mamba, ffn and attention": f"{_HYBRID} MM-M*- {_ONE}",
         "two samples, tp2 sp": f"{_HYBRID} MM-M*- {_SP} --global-batch-size 8",
         "cp2 pp2": f"{_HYBRID} MM-M*- --context-parallel-size 2 --pipeline-model-parallel-size 2 {_ONE} --global-batch-size 2",
         "experts": f"{_HYBRID} MEM*ME {_ONE} {_EXPERTS}",
         "two sequences": f"{_HYBRID} MM-M*- {_ONE}",
-    }.items()
-}
-LOG_PROBABILITIES: Final = {
-    f"log-probabilities, {name}": f"--bf16 --no-create-attention-mask-in-dataloader --vocab-size 40000 {words}"
-    for name, words in {
+    },
+)
+LOG_PROBABILITIES: Final = HYBRID_LOG_PROBABILITIES | _named(
+    "log-probabilities",
+    {
         "one sample": f"{_LLAMA} {_ONE}",
         "two samples": f"{_LLAMA} --global-batch-size 16",
         "tied embeddings": f"{_TIED} {_ONE}",
@@ -48,8 +55,8 @@ LOG_PROBABILITIES: Final = {
         "eight sequences, tp2 cp2": f"{_LLAMA} {_SP} --context-parallel-size 2 {_ONE} --global-batch-size 2",
         "four sequences, adapters": f"{_LLAMA} {_FULL} {_ONE} --info-lora 64",
         "fp8": f"{_LLAMA} {_ONE} --fp8-format hybrid --fp8-recipe tensorwise --info-gpu H100-80GB",
-    }.items()
-} | HYBRID_LOG_PROBABILITIES
+    },
+)
 BATCHED_LOG_PROBABILITIES: Final = {name for name in LOG_PROBABILITIES if "adapters" in name}
 """As `distillation_layouts.BATCHED`: the gradient of the input of a frozen output layer is a product for each token."""
 _NUMBERS: Final = {"packed": 1, "two": 2, "four": 4, "eight": 8}
