@@ -166,6 +166,11 @@ class Verdict:
     withheld: str = ""
     """Why there is no verdict although the memory was computed; empty if there is one, or if no capacity is known."""
 
+    @property
+    def other_phase(self) -> str:
+        """`phase`, if it is another one than the update."""
+        return "" if self.phase == "update" else self.phase
+
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseMemory:

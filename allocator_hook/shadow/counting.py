@@ -42,6 +42,16 @@ class Counter:
         return self.bytes
 
 
+def built(job: TrainingJob, rank: int) -> Any:
+    """The model of `rank`, which has one chunk, for passes without gradients."""
+    from allocator_hook.step import groups, model
+    from allocator_hook.step.config import transformer_config
+
+    groups.initialize(job, rank=rank)
+    (chunk,) = model.chunks(job, transformer_config(job))
+    return chunk.eval()
+
+
 @contextmanager
 def counting(job: TrainingJob) -> Iterator[Counter]:
     """Simulates CUDA in this process, without gradients, and counts what is allocated. Can be entered once for each process."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from allocator_hook.shadow.counting import counting
+from allocator_hook.shadow.counting import built, counting
 from allocator_hook.shadow.job_json import from_json
 from analyzer.specs import TrainingJob
 
@@ -27,7 +27,10 @@ Head = Literal["nemo_rl", "verl"]
 def record(job: TrainingJob, *, rank: int, head: Head | None) -> dict[str, int]:
     """Bytes of the temporary tensors of a pass, and of what stays. Can be called once for each process."""
     with counting(job) as counter:
-        chunk = _model(job, rank)
+        from megatron.core.transformer.module import Float16Module
+
+        model = built(job, rank)
+        chunk = Float16Module(model.config, model)
         held = counter.bytes
         peak = 0
         for _ in range(2):
@@ -35,18 +38,6 @@ def record(job: TrainingJob, *, rank: int, head: Head | None) -> dict[str, int]:
             _pass(job, chunk, head)
             peak = counter.peak - before
         return {"peak": peak, "kept": counter.bytes - held}
-
-
-def _model(job: TrainingJob, rank: int) -> Any:
-    from megatron.core.transformer.module import Float16Module
-
-    from allocator_hook.step import groups, model
-    from allocator_hook.step.config import transformer_config
-
-    groups.initialize(job, rank=rank)
-    config = transformer_config(job)
-    (chunk,) = model.chunks(job, config)
-    return Float16Module(config, chunk).eval()
 
 
 def _pass(job: TrainingJob, chunk: Any, head: Head | None) -> None:

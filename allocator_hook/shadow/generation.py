@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from allocator_hook.shadow import paged_generation
-from allocator_hook.shadow.counting import Counter, counting
+from allocator_hook.shadow.counting import Counter, built, counting
 from allocator_hook.shadow.job_json import from_json
 from allocator_hook.step.patching import Patches
 from analyzer.specs import TrainingJob
@@ -33,21 +33,11 @@ from analyzer.units import BLOCK, round_up
 def record(job: TrainingJob, *, rank: int, cache_tokens: int, dynamic: Mapping[str, Any] | None = None) -> dict[str, int]:
     """Bytes of the model, the cache and the temporary tensors of a rank. Can be called once for each process."""
     with counting(job) as counter, Patches(paged_generation.patches() if dynamic is not None else ()):
-        chunk = _model(job, rank)
+        chunk = built(job, rank)
         weights = counter.bytes
         if dynamic is None:
             return {"weights": weights, **_generated(job, chunk, counter, cache_tokens=cache_tokens)}
         return {"weights": weights, **paged_generation.generated(job, chunk, counter, dynamic)}
-
-
-def _model(job: TrainingJob, rank: int) -> Any:
-    from allocator_hook.step import groups, model
-    from allocator_hook.step.config import transformer_config
-
-    groups.initialize(job, rank=rank)
-    (chunk,) = model.chunks(job, transformer_config(job))
-    chunk.eval()
-    return chunk
 
 
 def _generated(job: TrainingJob, chunk: Any, counter: Counter, *, cache_tokens: int) -> dict[str, int]:

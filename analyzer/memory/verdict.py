@@ -89,14 +89,16 @@ def _with_images(rank: RankClass, images_bytes: int) -> RankClass:
 
 def estimated_range(ranks: Sequence[RankClass]) -> tuple[int, int]:
     """The lowest and the highest device memory that the highest-memory rank may need, in bytes."""
-    least, most = (max(rank.memory.device_range_bytes[end] for rank in ranks) for end in (0, 1))
-    return least, most
+    return _highest_range([each.memory.device_range_bytes for each in ranks])
 
 
 def phases_range(phases: Sequence[PhaseMemory]) -> tuple[int, int]:
     """The same of the highest phase."""
-    least, most = (max(each.device_range_bytes[end] for each in phases) for end in (0, 1))
-    return least, most
+    return _highest_range([each.device_range_bytes for each in phases])
+
+
+def _highest_range(ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return max(least for least, _ in ranges), max(most for _, most in ranges)
 
 
 def state_of(device_bytes: int, ends: tuple[int, int], hardware: HardwareSpec) -> Literal["fits", "tight", "does not fit"]:

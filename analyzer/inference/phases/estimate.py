@@ -55,10 +55,10 @@ def _verdict(report: Report, found: Sequence[PhaseMemory]) -> Verdict:
     not_counted = list(report.job.not_counted)
     if not fits and tuning.most_tokens_counted:
         reason = f"microbatches are counted with the most tokens, with which the {peak.name} phase would not fit; fewer need less"
-        peak = max(found, key=_without_activations)
-        if _without_activations(peak) <= capacity:
+        if max(map(_without_activations, found)) <= capacity:
             return _withheld(outcome, reason, *not_counted)
-    elif fits and peak.device_range_bytes[1] <= capacity:
+        peak = max(found, key=_without_activations)
+    elif fits:
         peak = max(found, key=lambda each: (each.device_range_bytes[1] > capacity, each.device_bytes))
     state = state_of(peak.device_bytes, phases_range(found), hardware)
     if not_counted and state != "does not fit":
@@ -104,8 +104,8 @@ def phases(report: Report) -> tuple[PhaseMemory, ...]:
 
 
 def _update(report: Report) -> PhaseMemory:
-    job, capacity = report.job, report.job.hardware.capacity_bytes or 0
-    engine, most = engine_beside(job, capacity)
+    job = report.job
+    engine, most = engine_beside(job)
     rank = highest(report.ranks)
     memory = rank.memory
     states = memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.runtime_bytes
@@ -124,7 +124,7 @@ def _update(report: Report) -> PhaseMemory:
 def _phase(report: Report, phase: Phase) -> Iterator[PhaseMemory]:
     """The phase on the rank that needs the most."""
     job, work = report.job, phase.work
-    engine_range = engine_beside(job, job.hardware.capacity_bytes or 0)
+    engine_range = engine_beside(job)
     engine = engine_range[0]
     if phase.training is not None:
         yield from critic_phases(report, phase, engine_range, [(rank, _beside(report, phase, rank)) for rank in report.ranks])

@@ -41,7 +41,7 @@ def beyond_share(engine: Engine, capacity: int) -> int:
     return max(10 * GIB, 512 * MIB + chunk * 3 * MIB // 2 + 512 * 2 * MIB + engine.tensor * 128 * MIB)
 
 
-def engine_beside(job: TrainingJob, capacity: int) -> Range:
+def engine_beside(job: TrainingJob) -> Range:
     """Bytes of an engine on the same GPUs while the training works, and the most that they may be.
 
     It sleeps, or keeps its memory.
@@ -50,6 +50,7 @@ def engine_beside(job: TrainingJob, capacity: int) -> Range:
     staying = next((each.work for each in engines if isinstance(each.work, Engine) and each.work.stays), None)
     if staying is None:
         return 0, ASLEEP if engines else 0
+    capacity = job.hardware.capacity_bytes or 0
     share = int(staying.gpu_share * capacity)
     return share, share + beyond_share(staying, capacity)
 

@@ -99,7 +99,7 @@ def gpu_rows(result: Verdict) -> list[tuple[str, str]]:
     if result.headroom_bytes is None or result.headroom_bytes < 0:
         return [("GPU capacity", capacity)]
     of = share(result.headroom_bytes, of=result.capacity_bytes)
-    phase = f", in the {result.phase} phase" if result.phase and result.phase != "update" else ""
+    phase = f", in the {result.other_phase} phase" if result.other_phase else ""
     return [("GPU capacity", capacity), ("headroom", f"{format_bytes(result.headroom_bytes)} ({of} of the capacity){phase}")]
 
 

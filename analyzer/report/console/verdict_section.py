@@ -41,7 +41,7 @@ def sentence(report: Report) -> tuple[str, str]:
         whole = format_bytes(result.capacity_bytes - result.headroom_bytes)
         needs = f"{rank} needs at most {whole}, of which images need up to {format_bytes(result.images_bytes)},"
     if result.phase and result.capacity_bytes is not None and result.headroom_bytes is not None:
-        in_phase = "" if result.phase == "update" else f"in the {result.phase} phase, "
+        in_phase = f"in the {result.other_phase} phase, " if result.other_phase else ""
         needs = f"{in_phase}rank {result.tightest_rank} needs {format_bytes(result.capacity_bytes - result.headroom_bytes)}"
     if result.withheld:
         return f"No verdict: {result.withheld}. {_counted(report)}, {rank} needs {size}.", BAD

@@ -198,11 +198,9 @@ def _gpu_cards(verdict: Verdict) -> list[Row]:
 
 
 def _phase_cards(report: Report) -> list[Row]:
-    """The phase that needs the most, if that is not the update."""
-    highest_phase = max(report.phases, key=lambda each: each.device_bytes, default=None)
-    if highest_phase is None or highest_phase.name == "update":
-        return []
-    return [(f"Memory in the {highest_phase.name} phase", format_bytes(highest_phase.device_bytes))]
+    """The phase that the verdict is on, if that is not the update."""
+    name = report.verdict.other_phase
+    return [(f"Memory in the {name} phase", format_bytes(each.device_bytes)) for each in report.phases if each.name == name]
 
 
 def _cards(report: Report) -> tuple[Row, ...]:
